@@ -95,18 +95,20 @@ def _refuse_open(folder: Folder) -> None:
 def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list[Suggestion]:
     """Return the rows that a person has edited, of all CSV files of suggestions in a folder and of the files `applied`.
 
-    If two files answer the same suggestion, the first file has precedence.
+    A suggestion that two files answer is one row if the answers are equal. Otherwise both rows stay, which
+    `correct_labels` refuses.
 
     Args:
       folder: the folder of the audit.
       applied: the paths of further files.
       strict: whether an invalid file raises UserError. If False, it is left out.
     """
-    rows, answered = {}, set()  # content of a row -> the row, because two files may have it
+    rows, answered = {}, set()  # content of a row -> the row, because two files may have it; keys, also with answers
     for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
         with contextlib.nullcontext() if strict else contextlib.suppress(UserError):
-            new = [row for row in read_suggestions(path) if row.is_edited and row.key not in answered]
-            answered |= {row.key for row in new if row.answer}
+            edited = [row for row in read_suggestions(path) if row.is_edited]
+            new = [row for row in edited if ((row.key, row.answer) if row.answer else row.key) not in answered]
+            answered |= {mark for row in new if row.answer for mark in (row.key, (row.key, row.answer))}
             rows |= {frozenset(filter(all, row.cells.items())): row for row in new}
     return list(rows.values())
 

@@ -139,6 +139,16 @@ def test_in_doubt_suggestions_are_written_beside(photos, capsys, name, content, 
     assert (photos / "audit" / "suggestions-2.csv").read_text().count("\n") == 4
 
 
+def test_answers_of_two_files_that_differ_are_both_kept(photos, refusal):
+    (photos / "audit").mkdir()
+    for name, answer in (("suggestions.csv", "yes"), ("suggestions-2.csv", "no"), ("suggestions-3.csv", "yes")):
+        (photos / "audit" / name).write_text(f"image,label,suggested,accept\n7.png,red,1,{answer}\n")
+    assert main(command(photos)) == 0
+    assert [row["accept"] for row in suggestions(photos) if row["image"] == "7.png"] == ["yes", "no"]
+    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
+    assert "contradicts an earlier line about 7.png and 'red'" in refusal(open_split, data, "train")
+
+
 def test_similar_images_with_other_labels_and_the_page(photos, capsys):
     assert main(command(photos, "--json")) == 0
     report = json.loads(capsys.readouterr().out)
