@@ -72,9 +72,9 @@ def changing_thresholds(folder: RunFolder) -> Iterator[None]:
       UserError: the folder has no results, or a training writes to it, whose end would replace the thresholds.
     """
     read_split_results(folder)
-    if folder.is_in_use():
-        raise InUse(f"a training is writing to {folder}, and its end replaces the thresholds; wait for it")
-    with folder.changing_results():
+    with folder.changing_results():  # a training that starts from here on waits for the lock, see `write_fixed`
+        if folder.is_in_use():
+            raise InUse(f"a training is writing to {folder}, and its end replaces the thresholds; wait for it")
         yield
 
 
