@@ -146,8 +146,8 @@ def _key_mistakes(config: ConfigDict) -> list[str]:
 
 def _data_mistakes(config: ConfigDict) -> list[str]:
     data, select_on, wrong = config.data, config.eval.select_on, []
-    if data.val_fraction and not data.val_split:
-        wrong.append("data.val_fraction holds out data.val_split, which is empty")
+    if data.val_fraction and data.val_split in ("", data.train_split):
+        wrong.append("data.val_fraction holds out data.val_split, which should have a name of its own, such as val")
     if select_on == "val" and not data.val_split:
         wrong.append("eval.select_on=val needs data.val_split")
     if select_on == "test" and not data.test_splits:

@@ -192,9 +192,12 @@ def test_a_head_may_define_terms_of_its_own(refusal):
             {"eval__select_on": "none", "data__val_split": "", "data__test_splits": ()},
             "data.val_split and data.test_splits are both empty, so that there is nothing to evaluate",
         ),
-        (
-            {"data__val_fraction": 0.1, "data__val_split": "", "eval__select_on": "none"},
-            "data.val_fraction holds out data.val_split, which is empty",
+        *(
+            (
+                {"data__val_fraction": 0.1, "data__val_split": name, "eval__select_on": "none"},
+                "data.val_fraction holds out data.val_split, which should have a name of its own, such as val",
+            )
+            for name in ("", "train")
         ),
     ],
 )

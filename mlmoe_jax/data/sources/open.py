@@ -217,7 +217,7 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     if held_out.all():
         groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"
         raise UserError(
-            f"data.val_fraction={fraction} of {len(whole):,} training images{groups} leaves none for training; "
-            "lower it, or add images"
+            f"data.val_fraction={fraction} of {quantity(len(whole), 'training image')}{groups} leaves none for "
+            "training; lower it, or add images"
         )
     return whole.take(np.flatnonzero(held_out == (split == data_config.val_split)), name=split)
