@@ -11,6 +11,7 @@ from mlmoe_jax.config.keys import ChoiceKey
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS
 from mlmoe_jax.data.labels import hidden
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import (
     ADAPTERS,
@@ -31,6 +32,8 @@ _OF_STEPS = (
     "checkpoint.",
     "eval.select",
     "eval.every_epochs",
+    "log.tensorboard",
+    *(f"loss.{name}" for name in ("reduce", "scale", "terms.")),
     *(f"train.{name}" for name in ("epochs", "batch_size", "accumulate", "log_every", "patience", "skip_nonfinite")),
 )
 
@@ -100,7 +103,10 @@ def _why_unused(config: ConfigDict, name: str, doc: str) -> str:
     words = re.split(", | and ", ", ".join([begin[2], *re.findall("; for ([^,:]+)[,:]", doc)]))
     settings = dict(word.split("=") for word in words if "=" in word)
     wanted = {f"{section}.{key}": {value} for key, value in settings.items()}
-    if names := {word for word in words if "=" not in word}:
+    names = {word for word in words if "=" not in word}
+    if "labeling tools" in names:
+        names = {*names, *FORMATS} - {"labeling tools"}
+    if names:
         wanted[_key_with(names, section)] = names
     values = flatten(config)
     unfit = [key for key in wanted if key and (values[key] in wanted[key]) != (begin[1] == "For")]

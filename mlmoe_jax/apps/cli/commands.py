@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 KeyValues = list[tuple[str, str]]
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
+# Mode -> sections of the config that it does not read, except for the keys that _OF_IMAGES begin.
+_UNREAD = {
+    "train": ("pack", "prune"),
+    "prune": ("pack",),
+    "import": ("pack", "prune"),
+    "eval": ("report", "serve"),
+    "predict": ("data", "metrics", "report", "serve"),
+    "serve": ("data", "metrics", "report"),
+    "export": ("metrics", "report", "serve"),
+}
+_OF_IMAGES = tuple(
+    f"data.{name}" for name in ("image_size", "resize", "crop", "reduced", "truncated", "exif", "workers", "threads")
+)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -85,11 +99,16 @@ def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str = "") ->
     """Log a warning about each key of the command line that has no effect in the config, or in a training of `mode`."""
     import mlmoe_jax.config as configuration
 
-    keys = [key for key, _ in overrides]
-    others = [key for key in keys if mode and key.partition(".")[0] in {"pack", "prune"} - {mode}]
-    messages = [f"{key} has no effect in --mode={mode}" for key in others]
-    for message in [*configuration.find_unused(config, keys), *messages]:
+    for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
+    _warn_of_unread(overrides, mode)
+
+
+def _warn_of_unread(overrides: KeyValues, mode: str) -> None:
+    """Log a warning about each key of the command line that `mode` never reads, see _UNREAD."""
+    for key, _ in overrides:
+        if key.partition(".")[0] in _UNREAD.get(mode, ()) and not key.startswith(_OF_IMAGES):
+            logging.getLogger(__name__).warning(f"{key} has no effect in --mode={mode}")
 
 
 def _is_shared(location: str) -> bool:
@@ -211,13 +230,13 @@ def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
 
 
 def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.papers.grid import METHOD, GridPoint, combine_axes, method_points, parse_sweep
     from mlmoe_jax.apps.papers.sweep import sweep
-    from mlmoe_jax.config import default_config
 
     if flags.profile:
         raise UserError("--profile traces one training; leave it out of a --sweep")
-    axes = parse_sweep(flags.sweep, default_config())
+    axes = parse_sweep(flags.sweep, configuration.default_config())
     if both := axes.keys() & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
     methods = axes.pop(METHOD, None)
@@ -229,7 +248,11 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
     else:
         bases, folder = method_points(methods, overrides), _open_folder(flags.workdir)
         cache_programs()
-    return sweep(combine_axes(bases, axes), folder)
+    points = combine_axes(bases, axes)
+    for key in (*axes, *(key for key, _ in overrides)):
+        if all(unused := [configuration.find_unused(point.config, [key]) for point in points]):
+            logging.getLogger(__name__).warning(*unused[0])
+    return sweep(points, folder)
 
 
 @_command(
@@ -280,6 +303,7 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags.workdir)
     cache_programs()
+    _warn_of_unread(overrides, "eval")
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
 
@@ -372,6 +396,7 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
     folder = _open_model(flags.workdir)
+    _warn_of_unread(overrides, "predict")
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -411,6 +436,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.serving.server import serve
 
     folder = _open_model(flags.workdir)
+    _warn_of_unread(overrides, "serve")
     return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
 
 
@@ -425,6 +451,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, TARGETS)
     folder = _open_model(flags.workdir)
+    _warn_of_unread(overrides, "export")
     from mlmoe_jax.apps.export.run import export_run
 
     return export_run(

@@ -44,7 +44,12 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
       name: a name in DATA_SETS.
       root: folder of the data set.
       resolution: side of the images in pixels.
+
+    Raises:
+      UserError: the data set has no files, and `root` is not empty.
     """
+    if root and name not in _BENCHMARKS:
+        raise UserError(f"dataset={name} has no files, so root={root} has no effect; leave one of them out")
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":
         config.data.test_splits = ("test", "test_shift")

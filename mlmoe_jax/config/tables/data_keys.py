@@ -18,14 +18,20 @@ _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as p
 DATA_KEYS = section(
     "The data set, and how its images are read.",
     name=ChoiceKey("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", choices=DATA_SETS),
-    root=TextKey("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set."),
+    root=TextKey(
+        "",
+        "Except for digits, digits_single, synthetic: folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME "
+        "for a published data set.",
+    ),
     table=TextKey(
         "{split}.csv",
         "For csv, jsonl, coco_json and labeling tools: file (sidecar, wd_tagger: folder) of the labels, below "
         "data.root; may contain {split}.",
     ),
     images=TextKey(
-        "", "With data.table: folder of the images, below data.root; may contain {split}; if empty, data.root."
+        "",
+        "For csv, jsonl, coco_json and labeling tools: folder of the images, below data.root; may contain {split}; if "
+        "empty, data.root.",
     ),
     image_column=TextKey("image", "For csv, jsonl, label_studio: column or key of the image's path."),
     label_column=TextKey(

@@ -107,3 +107,10 @@ def test_user_errors_are_one_sentence_and_train_nothing(run, tmp_path, arguments
     assert done.stderr.count("\n") == 1
     assert part in done.stderr
     assert not (tmp_path / "sweep").exists()
+
+
+def test_keys_without_an_effect_in_any_run_are_named(run):
+    keys = ("--sweep=loss.gamma=1,2", "--sweep=loss.kind=asymmetric,bce", "--config.loss.positive_weight=2")
+    done = run(*keys, "--sweep=train.epochs=0")
+    assert done.stderr.splitlines()[0] == "warning: loss.gamma has no effect, because loss.kind is asymmetric"
+    assert done.stderr.count("warning") == 1

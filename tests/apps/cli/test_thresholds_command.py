@@ -45,3 +45,18 @@ def test_user_errors_are_one_sentence(runs, capsys, mode, extra, count, part):
     assert not out
     assert part in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "key", "says"),
+    [
+        ("predict", "data.table", True),
+        ("predict", "data.exif", False),
+        ("eval", "serve.name", True),
+        ("eval", "data.table", False),
+    ],
+)
+def test_keys_that_a_mode_never_reads_are_named(runs, capsys, mode, key, says):
+    images = ["--images=none"] if mode == "predict" else []
+    main([f"--mode={mode}", f"--workdir={runs[0]}", *images, f"--config.{key}=apply"])
+    assert (f"warning: {key} has no effect in --mode={mode}" in capsys.readouterr().err) == says
