@@ -93,7 +93,7 @@ def test_every_source_is_corrected(source, tmp_path):
         ("a.png,cat,0,2,0.1,\n", "line 2 has '2' under suggested, which should be 1, 0 or empty"),
         (
             "\na.png,cat,0,1,0.1,maybe\n",
-            "line 3 has '1' under suggested, which should be 1, 0 or empty, and 'maybe' under accept",
+            "line 3 has 'maybe' under accept, which should be yes, no or empty; correct it",
         ),
         ("a.png,cat,0,1,0.1,yes,no\n", "line 2 has 7 cells, but there are 6 columns"),
         ("a.png,cat,0,1,0.1,yes\na.png,cat,0,0,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),

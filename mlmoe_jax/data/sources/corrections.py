@@ -115,9 +115,10 @@ def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]
     for row in read_suggestions(path):
         accepted = _ANSWERS.get(row.answer.lower())
         if accepted is None or isinstance(row.key[-1], str):
+            column, words = ("accept", "yes, no") if accepted is None else ("suggested", "1, 0")
             raise UserError(
-                f"{path} line {row.line} has {row.cells['suggested'][:80]!r} under suggested, which should be 1, 0 or "
-                f"empty, and {row.answer[:80]!r} under accept, which should be yes, no or empty; correct it"
+                f"{path} line {row.line} has {row.cells[column].strip()[:80]!r} under {column}, which should be "
+                f"{words} or empty; correct it"
             )
         answers.append((row, accepted if row.answer else None))
     return answers
