@@ -293,12 +293,18 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
         ("image\na.png\n", " has no column of a class; "),
         ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name; "),  # as spreadsheets write it
         (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name; "),  # the index of a table
-        ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3 has the cell 'yes' where 1, 0 or empty should be; "),
+        (
+            "image,dog,cat\na.png,1,0\nb.png,1,yes\n",
+            " line 3 has the cell 'yes' where 1, 0 or empty for unknown should be; ",
+        ),
         (
             "image,dog,cat\na.png,1,0\na.png,1,1\n",
             " lists a.png in the lines 2 and 3 with two values of its label 'cat': 0 and 1; ",
         ),
-        ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3 has the cell '-1' where 1, 0 or empty should be; "),
+        (
+            "image,dog,cat\na.png,1,0\nb.png,1,-1\n",
+            " line 3 has the cell '-1' where 1, 0 or empty for unknown should be; ",
+        ),
     ],
 )
 def test_invalid_columns_of_classes_are_refused(tmp_path, refusal, text, error):

@@ -248,8 +248,8 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
             return {name: code for at, name in columns if (code := CODE_OF_CELL[cells[at]]) != NEGATIVE}
         except KeyError as error:
             raise UserError(
-                f"{path} line {line} has the cell {error.args[0][:80]!r} where 1, 0 or empty should be; correct it, or "
-                "set data.label_column if one column contains all names"
+                f"{path} line {line} has the cell {error.args[0][:80]!r} where 1, 0 or empty for unknown should be; "
+                "correct it, or set data.label_column if one column contains all names"
             ) from error
 
     return read_labels
