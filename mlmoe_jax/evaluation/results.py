@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,7 @@ class SplitResult:
     def from_json(cls, entry: Mapping[str, Any]) -> SplitResult:
         """Return the result from its JSON object. A damaged object raises an error of any type."""
         metrics = {name: math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
-        return cls(entry["scores"], MetricSettings(**entry["settings"]), metrics, entry["finished"])
+        return cls(os.fspath(entry["scores"]), MetricSettings(**entry["settings"]), metrics, entry["finished"])
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:

@@ -118,12 +118,14 @@ def test_damaged_scores(tmp_path, refusal, what):
     assert f"{folder / name} is damaged" in refusal(read_scores, folder)
 
 
-@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"metrics": {"mAP": 0.5}}}, "high", 10**400])
+@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"metrics": {"mAP": 0.5}}}, "high", 10**400, ("list",)])
 def test_damaged_results(tmp_path, refusal, stored):
     folder = write_run(tmp_path / "run")
     write_results(folder, {"val": {"mAP": 0.5}})
     entries = folder.read_json(RESULTS)
-    if not isinstance(stored, list | dict):
+    if isinstance(stored, tuple):
+        entries["val"]["scores"], stored = stored, entries
+    elif not isinstance(stored, list | dict):
         entries["val"]["metrics"]["mAP"], stored = stored, entries
     folder.write_json(RESULTS, stored)
     assert "results.json is damaged" in refusal(read_results, folder)
