@@ -35,6 +35,7 @@ from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import quantity
 
 SHARD_IMAGES = 1024
 
@@ -125,7 +126,8 @@ def _find_complete(
             elif manifest["splits"].pop(split, None):
                 folder.write_json(MANIFEST, manifest)
     if changed:
-        status(f"{len(changed):,} images have changed since they were packed, such as {changed[0]}; packing them again")
+        count = quantity(len(changed), "image")
+        status(f"packing {count} again that changed since the last packing, such as {changed[0]}")
     return entries
 
 
