@@ -213,7 +213,10 @@ def test_shards_with_changed_images_are_written_again(pairs, tmp_path, capsys):
     assert {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")} == times
     smooth_image(40, 40, 1).save(images / "t3.jpg")
     pack(config_of(pairs), output)
-    assert "packing 1 image again that changed since the last packing, such as JPEGImages/t3.jpg" in capsys.readouterr().err
+    assert (
+        "packing 1 image again that changed since the last packing, such as JPEGImages/t3.jpg"
+        in capsys.readouterr().err
+    )
     pack(config_of(pairs), tmp_path / "fresh")
     assert {name for name in times if (output / name).stat().st_mtime_ns != times[name]} == {
         "train-00001-of-00004.arrayrecord"
