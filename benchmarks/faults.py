@@ -13,9 +13,9 @@ Parts:
 * servers: images that take minutes to decode, slow bodies and headers, idle connections; then SIGTERM.
 * people: an audit while a person answers the suggestions of the audit before.
 * stale: images and keys change between two commands that keep what they derive from images.
-* together: thresholds and calibration of a run are fitted at the same time.
+* together: thresholds of a run are fitted while its calibration is.
 * temporary: SIGKILL while files are written to the cache and to outputs.
-* workers: scripts that are not made for worker processes, and workers that die.
+* workers: scripts that are not made for worker processes, and workers that die or hang.
 
 A case is held if:
 
@@ -30,7 +30,7 @@ A case is held if:
 * stale: the result is that of an empty folder or cache, or one sentence and exit code 2.
 * together: thresholds.json is that of both commands one after the other, or of one if the other is refused.
 * temporary: after the next command no temporary file is left, except those of living processes.
-* workers: the script trains or ends with an error, also after SIGTERM.
+* workers: the script reads its images or ends with an error, and SIGTERM stops a training with exit code 130.
 
 Bit-identical: the sha256 of every array of the state and the selected values in the last checkpoint, its notes,
 results.json, per_class.csv, cooccurrence.csv, thresholds.json, config.json, labels.txt, and the rows of metrics.jsonl,

@@ -342,16 +342,19 @@ def together(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         run = program.place / "serial"
         shutil.copytree(whole, run)
         for name in order:
-            program((*commands[name], f"--workdir={run}"))
+            if (ended := program((*commands[name], f"--workdir={run}"))).code:
+                raise RuntimeError(f"{name} failed: {ended.text}")
         serial[order] = json.loads((run / "thresholds.json").read_text())
         shutil.rmtree(run)
-    for delay in (0.0,) if quick else (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0):
+    go = program.place / "fitted"
+    for seconds in (15,) if quick else (15, 1, 5, 30):
         run = program.place / "together"
         shutil.copytree(whole, run)
-        running = {}
-        for name in sorted(commands, reverse=delay < 0):
-            running[name] = program.launch((*commands[name], f"--workdir={run}"))
-            time.sleep(abs(delay))
+        running = {"calibrate": program.launch((*commands["calibrate"], f"--workdir={run}"), fault=f"fit wait 1 {go}")}
+        time.sleep(10)  # it waits before its fit
+        running["thresholds"] = program.launch((*commands["thresholds"], f"--workdir={run}"))
+        running["thresholds"].wait(seconds)
+        go.touch()
         codes = {name: process.wait(120) for name, process in running.items()}
         done = tuple(name for name, code in codes.items() if code == 0)
         refused = [name for name, process in running.items() if codes[name] and not process.ended.one_sentence]
@@ -360,8 +363,9 @@ def together(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         reason = "; ".join(running[name].text()[-300:] for name in refused)
         if not reason and result not in allowed:
             reason = f"the file is not that of {' and '.join(done) or 'neither'}, one after the other"
-        yield "together", f"thresholds and calibrate, {delay:+.1f} s apart", not reason, reason
+        yield "together", f"thresholds while calibrate fits for {seconds} s", not reason, reason
         shutil.rmtree(run)
+        go.unlink()
 
 
 def temporary(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
@@ -417,45 +421,55 @@ def _temporary(program: Program, out: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ workers
 SCRIPT = """
 import mlmoe_jax as mm
-config = mm.load_config("own_csv:root={photos},backbone=efficientnet_lite0,resolution=32,fit=steps,epochs=1")
-config.data.workers, config.data.cache_features, config.data.val_fraction = 2, "no", 0.2
-mm.train(config, "{run}")
-print("trained")
+config = mm.load_config("own_csv:root={photos},backbone=efficientnet_lite0,resolution=32")
+config.data.workers = 2
+for batch in mm.load_batches(config, mm.open_split(config), batch_size=8, training=True):
+    break
+print("read")
 """
 DYING = "import os\nif __name__ == '__mp_main__': os._exit(3)\n"  # the name of a script in a worker process
 
 
 def workers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Train with worker processes from scripts that were not written for them."""
+    """Read images with worker processes in scripts that were not written for them; stop a training that waits."""
     photos, path = program.place / "worked", program.place / "script.py"
     make_photos(photos)
-    text = SCRIPT.format(photos=photos, run=program.place / "worker-run")
+    text = SCRIPT.format(photos=photos)
     guarded = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in text.splitlines())
-    cases: dict[str, tuple[str, tuple[str, ...], bool]] = {
-        "a script without a guard": (text, (str(path),), False),
-        "a script on stdin": (text, ("-",), False),
-        "workers that die at their start": (DYING + guarded, (str(path),), False),
-        "python -c": (text, ("-c", text), False),
-        "a script with a guard": (guarded, (str(path),), True),
+    cases: dict[str, tuple[str, tuple[str, ...]]] = {
+        "a script that ends with sys.exit": (f"{guarded}\nimport sys\nsys.exit(0)", (str(path),)),
+        "a script without a guard": (text, (str(path),)),
+        "a script on stdin": (text, ("-",)),
+        "workers that die at their start": (DYING + guarded, (str(path),)),
+        "exec of a file": (text, ("-c", f"exec(open({str(path)!r}).read())")),
+        "python -c": (text, ("-c", text)),
+        "a script with a guard": (guarded, (str(path),)),
     }
-    for name, (content, arguments, trains) in itertools.islice(cases.items(), 1 if quick else None):
-        shutil.rmtree(program.place / "worker-run", ignore_errors=True)
+    for name, (content, arguments) in itertools.islice(cases.items(), 1 if quick else None):
         path.write_text(content)
         running = program.launch(arguments, program=(sys.executable,), stdin=path)
-        code = running.wait(120)
-        trained = "trained" in running.text()
-        reason = "it hangs" if code is None else ""
-        if code is not None and (code == 0) != trained:
-            reason = f"exit code {code}: {running.text()[-300:]}"
-        if trains and not trained:
-            reason = f"exit code {code}: {running.text()[-300:]}"
+        code, end = running.wait(60), running.text().splitlines()
         running.kill()
-        yield "workers", name, not reason, reason or ("trained" if trained else running.text().splitlines()[-1][:150])
-    path.write_text(text)
-    shutil.rmtree(program.place / "worker-run", ignore_errors=True)
-    running = program.launch((str(path),), program=(sys.executable,))
-    time.sleep(15)
-    running.signal(signal.SIGTERM)
-    code = running.wait(20)
-    running.kill()
-    yield "workers", "SIGTERM after 15 s", code is not None, "" if code is not None else "it goes on"
+        reason = "it hangs" if code is None else ""
+        if code is not None and (code == 0) != ("read" in end):
+            reason = f"exit code {code}: {running.text()[-300:]}"
+        yield "workers", name, not reason, reason or ("images read" if code == 0 else end[-1][:150])
+    yield _hanging_workers(program, photos)
+
+
+def _hanging_workers(program: Program, photos: Path) -> Case:
+    """Send SIGTERM to a training whose workers hang."""
+    keys = ("data.workers=2", "data.cache_features=no", "train.batch_size=8", "eval.every_epochs=1000")
+    config = f"{CONFIG.format(photos)},fit=steps,epochs=1000"
+    training = program.launch((config, f"--workdir={program.place}/waiting", *(f"--config.{key}" for key in keys)))
+    started = time.monotonic()
+    while "train 1" not in training.text() and training.wait(0.5) is None and time.monotonic() < started + 120:
+        pass
+    for child in training.children():
+        os.kill(child, signal.SIGSTOP)
+    time.sleep(10)  # until no batch is left
+    training.signal(signal.SIGTERM)
+    code = training.wait(20)
+    training.kill()
+    reason = "" if code == 130 else f"exit code {code} after SIGTERM: {training.text()[-300:]}"
+    return "workers", "SIGTERM while workers hang", not reason, reason
