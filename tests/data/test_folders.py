@@ -86,10 +86,11 @@ def test_images_are_known_by_suffix_or_content(tmp_path):
         os.mkfifo(tmp_path / name)
     Image.new("RGB", (1, 2)).save(tmp_path / "a" / "raw.DNG", "TIFF")
     (tmp_path / "a" / "up").symlink_to("..")
-    split = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
+    (tmp_path / "other.csv").write_text("image,label,suggested,accept\n")
+    split = open_split(settings(tmp_path, val_split="", test_splits=(), corrections="other.csv"), "train")
     assert split.ids == sorted([*images, "a/pipe.gif"])
     assert split.classes == ("a",)
-    (usage,) = split.usage
+    usage, *_ = split.usage
     assert usage.used == {"train": len(split)}
     assert {reason: (part.count, part.examples) for reason, part in usage.left_out.items()} == {
         "hidden or in folders of the system": (4, [".trash/a.png", "__MACOSX/a/x.png", "a/.hidden.png"]),

@@ -196,7 +196,9 @@ def test_files_beside_the_tags_are_said(folder):
     (folder / "a.png").rename(folder / "\xe9.png")  # and its tags as a Mac names files
     for name in ("e\u0301.txt", "lonely.txt", "notes.pdf", "selected_tags.csv"):
         (folder / name).write_text("sea")
-    split = open_split(data_settings("sidecar", folder, table=".", val_split="", test_splits=()), "train")
+    (folder / "classes.txt").write_text("sea")
+    data = data_settings("sidecar", folder, table=".", classes="classes.txt", val_split="", test_splits=())
+    split = open_split(data, "train")
     assert split.ids == ["\xe9.png"]
     (usage,) = split.usage
     assert usage.left_out["without an image"].examples == ["lonely.txt", "notes.pdf"]

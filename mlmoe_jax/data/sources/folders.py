@@ -19,7 +19,7 @@ from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.names import split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
-from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
+from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage, unused_input
 from mlmoe_jax.errors import UserError
@@ -41,8 +41,10 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     root = data_folder(data_config, "the folders of classes")
     split_of_folder = _find_splits(root, split, data_config)
     tops = [folder for folder, name in split_of_folder.items() if name == split]
-    usage, rest = Usage(", ".join(f"{root / top}" for top in tops), "file"), _count_rest(root, split_of_folder)
-    images = {path: compose(folder).strip() for top in tops for folder, path in _find_images(root, top, usage)}
+    named = named_files(data_config)
+    usage = Usage(", ".join(f"{root / top}" for top in tops), "file")
+    rest = _count_rest(root, split_of_folder, named)
+    images = {path: compose(folder).strip() for top in tops for folder, path in _find_images(root, top, named, usage)}
     others = []
     if split == data_config.train_split:
         _refuse_wrapper(root, tops, images)
@@ -84,27 +86,33 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not is_skipped(entry.name))
 
 
-def _count_rest(root: Path, split_of_folder: Mapping[str, str | None]) -> Usage:
-    """Return the account of the files in no folder of a split. It is empty if there are no folders of splits."""
+def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Collection[str]) -> Usage:
+    """Return the account of the files in no folder of a split. It is empty if there are no folders of splits.
+
+    Files `named` by the config are not counted.
+    """
     used = [folder for folder, split in split_of_folder.items() if split is not None]
     splits = ", ".join(dict.fromkeys(split_of_folder[folder] for folder in used))
     rest = Usage(f"{root} outside the folders of {splits}", "file")
     if "" in split_of_folder:
         return rest
-    counts = Counter(path.partition("/")[0] if "/" in path else "" for path in list_images(root, rest, without=used))
+    paths = list_images(root, rest, without={*used, *named})
+    counts = Counter(path.partition("/")[0] if "/" in path else "" for path in paths)
     for number, (folder, count) in enumerate(counts.items()):
         name = f"'{folder}'" if number < SHOWN_FOLDERS else "other folders"
         rest.leave_out(f"in {name}" if folder else "in no folder", count=count)
     return rest
 
 
-def _find_images(root: Path, top: str, usage: Usage) -> list[tuple[str, str]]:
+def _find_images(root: Path, top: str, named: Collection[str], usage: Usage) -> list[tuple[str, str]]:
     """Return the images below the folder `top`, sorted, as (folder of the class, path relative to `root`).
+
+    Files `named` by the config are not counted.
 
     Raises UserError if folders of splits are inside of folders of classes.
     """
     images = []
-    for below in list_images(root / top, usage):
+    for below in list_images(root / top, usage, without=named):
         folder, _, file = below.partition("/")
         inner, _, is_deep = file.partition("/")
         if not file:

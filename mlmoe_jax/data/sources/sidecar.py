@@ -11,7 +11,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mlmoe_jax.data.images import is_image
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.sources.source import named_files
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_text
@@ -46,15 +47,20 @@ def _read(
     names = _read_tags(path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
-    return (_row(path, image, name_of_spelling) for image in _find_images(path, folder, usage)), names
+    return (
+        _row(path, image, name_of_spelling) for image in _find_images(path, folder, named_files(data_config), usage)
+    ), names
 
 
-def _find_images(path: Path, folder: Path, usage: Usage) -> list[str]:
-    """Return the sorted images in `folder`, and count the files there and in `path` that belong to none."""
+def _find_images(path: Path, folder: Path, without: Collection[str], usage: Usage) -> list[str]:
+    """Return the sorted images in `folder`, and count the files there and in `path` that belong to none.
+
+    Files `without` are neither.
+    """
     usage.unit = "file"
-    files = list_files(folder, usage)
+    files = list_files(folder, usage, without)
     images = sorted(file for file in files if is_image(folder / file))
-    tags = [] if path.samefile(folder) else list_files(path, usage)
+    tags = [] if path.samefile(folder) else list_files(path, usage, without)
     known = {TAGS, *map(compose, images), *(f"{os.path.splitext(compose(image))[0]}.txt" for image in images)}
     for file in dict.fromkeys((*files, *tags)):
         if compose(file) not in known:

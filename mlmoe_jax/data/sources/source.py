@@ -100,6 +100,11 @@ def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
+def named_files(data_config: ConfigDict) -> set[str]:
+    """Return the paths, relative to `data.root`, of the files beside the images that other keys of the config name."""
+    return {data_config.classes, data_config.tree, data_config.corrections} - {""}
+
+
 def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:
     """Raise UserError unless `split` is in `splits`, the splits of the data set."""
     if split not in (known := list(splits)):
