@@ -38,7 +38,7 @@ each step once and in order, except for images_per_second and data_wait; and no 
 read-only disks are small tmpfs mounts, which need root; without root, a limit on the size of files replaces a full
 disk.
 
---quick takes one case of each kind, within six minutes on two cores.
+--quick takes one case of each kind, within eight minutes on two cores.
 """
 
 import argparse

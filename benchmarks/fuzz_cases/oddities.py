@@ -257,7 +257,7 @@ def one_odd_code(draft: Draft) -> Oddity:
     }
     entry.codes[name] = code[0]
     draft.meanings[entry.number].labels = [kinds[kind] for kind in code[1]]
-    return Oddity(f"code {code[0]!r}", rf"line {entry.number + 2}\b", {entry.number})
+    return Oddity(f"code {code[0]!r}", r"line \d+\b", {entry.number})
 
 
 CODES = (
@@ -471,10 +471,9 @@ def unclosed_quote(draft: Draft) -> Oddity:
         closing.note = Raw(draft.random.choice(('"fine"', 'so"', '"')))
     else:
         second = len(draft.entries) - 1
-    members = {entry.number for entry in draft.entries[first:]}
     lines = set(range(1, second - first + 3))
     words = rf"quot|no file|line ({'|'.join(str(n) for n in range(first + 2, len(draft.entries) + 3))})\b"
-    return Oddity(f"an unclosed quote in {column}", words, members, counts=lines | {len(draft.entries) - first})
+    return Oddity(f"an unclosed quote in {column}", words, draft.numbers(), counts=lines | {len(draft.entries) - first})
 
 
 @change("csv")
@@ -558,8 +557,11 @@ def _folders(draft: Draft) -> list[str]:
 
 
 @change("folders", "sidecar", "listing")
-def odd_suffixes(draft: Draft) -> Oddity:
-    suffix, members = draft.random.choice(SUFFIXES), draft.some()
+def odd_suffixes(draft: Draft) -> Oddity | None:
+    touched = {number for oddity in draft.oddities for number in oddity.images}
+    suffix, members = draft.random.choice(SUFFIXES), [entry for entry in draft.some() if entry.number not in touched]
+    if not members:
+        return None
     for entry in members:
         entry.file = entry.file.rpartition(".")[0] + suffix
     if suffix in (".JPG", ".PNG", ".Jpeg", ".jfif", ".jpg.png", ".png.jpg"):
@@ -626,8 +628,10 @@ def folders_of_splits(draft: Draft) -> Oddity | None:
 
 
 @change("folders")
-def wrapped_folder(draft: Draft) -> Oddity:
+def wrapped_folder(draft: Draft) -> Oddity | None:
     """A folder around all others, as an archive is unpacked."""
+    if draft.files:  # they would have to move, too
+        return None
     name = draft.random.choice(("photos", "dataset", "images"))
     for entry in draft.entries:
         entry.file = f"{name}/{entry.file}"
@@ -643,9 +647,11 @@ def decomposed_folders(draft: Draft) -> Oddity:
 
 
 @change("folders")
-def one_photograph_in_two_classes(draft: Draft) -> Oddity:
+def one_photograph_in_two_classes(draft: Draft) -> Oddity | None:
     """Equal files in two classes are one image with two labels; equal names alone are not."""
     entry = draft.some(1, 1)[0]
+    if draft.oddities:  # which may rename one of the two
+        return None
     *above, name = entry.file.split("/")
     other = draft.random.choice([label for label in LABELS if label not in entry.labels])
     twin = "/".join([*(other if nfc(part) in LABELS else part for part in above), name])
@@ -752,8 +758,12 @@ def text_without_image(draft: Draft) -> Oddity:
 
 
 @change("sidecar")
-def one_text_for_two(draft: Draft) -> Oddity:
-    entry = draft.some(1, 1)[0]
+def one_text_for_two(draft: Draft) -> Oddity | None:
+    members = _unwritten(draft.some())
+    if not members:
+        return None
+    entry = members[0]
+    entry.cell = ", ".join(entry.labels)  # so that no other change has the text of one of the two only
     number = draft.further()
     draft.files[f"{entry.file.rpartition('.')[0]}.webp"] = picture(number)
     draft.meanings[number] = Meaning({"train", "val"}, list(draft.meanings[entry.number].labels))
