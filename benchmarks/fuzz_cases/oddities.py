@@ -206,7 +206,7 @@ def invisible_letters(draft: Draft) -> Oddity | None:
         draft.header[name] = odd
         return Oddity(f"class {odd!r}", words, draft.numbers(), classes={odd})
     names = sorted({name, *(entry.labels or [])})
-    draft.meanings[entry.number].labels = [(frozenset(names), frozenset())]
+    draft.meanings[entry.number].labels = [(frozenset(map(nfc, names)), frozenset())]
     written = [odd if label == name else label for label in names]
     entry.labels = written
     return Oddity(f"label {odd!r}", words, {entry.number}, classes={odd})
