@@ -58,9 +58,8 @@ def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=3):
         done = run(f"--sweep=config.{key}=1e-3,1e-2")
     assert done.returncode == 130, done.stderr
-    assert "run 2 of 2, learning_rate=0.01: stopped at step 3 of 6" in done.stderr
+    assert "stopped at step 3 of 6" in done.stderr.partition("run 2 of 2, learning_rate=0.01\n")[2]
     assert [row["run"] for row in table_of(folder)] == ["learning_rate=0.001"]
-    assert not (folder / "sweep.png").exists()
     finished = (folder / "learning_rate=0.001" / "results.json").stat().st_mtime_ns
 
     done = succeeded(run(f"--sweep=config.{key}=1e-3,1e-2", "--json"))
