@@ -48,13 +48,7 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000",
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
-_HEIC_SUFFIXES = (
-    ".heic",
-    ".heics",
-    ".heif",
-    ".heifs",
-    ".hif",
-)  # found even if they cannot be read
+_HEIC_SUFFIXES = (".heic", ".heics", ".heif", ".heifs", ".hif")  # found even if they cannot be read
 BRIGHTEST = "brightest"  # of a 16-bit grayscale image, in `info` of the decoded Pillow image
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,

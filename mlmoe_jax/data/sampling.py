@@ -7,7 +7,6 @@ together. Shape letters: N images, K labels, G units, F folds.
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Bool, Int, Integer, UInt64
 from scipy.sparse import csc_array, csr_array, hstack
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.runtime.text import compose
 
 
 def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray, " n"]:
@@ -24,7 +24,7 @@ def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray,
       names: texts. They are hashed as UTF-8 in the normal form NFC, in which a name does not depend on the file system.
       seed: the seed, as a decimal number, or "".
     """
-    texts = (f"{seed}\0{unicodedata.normalize('NFC', name)}".encode(errors="surrogatepass") for name in names)
+    texts = (f"{seed}\0{compose(name)}".encode(errors="surrogatepass") for name in names)
     return np.frombuffer(b"".join(hashlib.sha256(text).digest()[:8] for text in texts), ">u8").astype(np.uint64)
 
 

@@ -14,7 +14,7 @@ from mlmoe_jax.data.images import BRIGHTEST, BadImage, Decoding, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.names import doubtful_names, is_no_value
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.usage import unused_input
+from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
@@ -125,13 +125,18 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             )
     if problems := shared_groups(splits):
         raise UserError(problems[0])
-    unused = unused_input(usage for split in splits for usage in split.usage)
+    unused = unused_input(list_usages(splits))
     return [*unused, *doubtful_names(train.classes), *label_warnings(train, splits[1:]), *contradictions(splits)]
+
+
+def list_usages(splits: Iterable[Split]) -> list[Usage]:
+    """Return the accounts of all splits."""
+    return [account for split in splits for account in split.usage]
 
 
 def warn_unused(splits: Iterable[Split]) -> None:
     """Log a warning about the input of each file or folder that the splits do not use."""
-    for sentence in unused_input(account for split in splits for account in split.usage):
+    for sentence in unused_input(list_usages(splits)):
         _logger.warning(sentence)
 
 

@@ -69,9 +69,9 @@ class Classifier(nnx.Module):
 
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features that the head reads (`head.read`) for images f32[B,H,W,3]."""
-        batch, read = image.shape[0], [name for name in self.head.read if name != QUARTERS]
+        batch, quartered = image.shape[0], QUARTERS in self.head.read
         with jax.default_matmul_precision(self.precision):
-            image = image if QUARTERS not in self.head.read else image_and_quarters(image)
+            image = image_and_quarters(image) if quartered else image
             adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
             prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
             prompts = [value for value in prompts if value is not None]
@@ -81,12 +81,12 @@ class Classifier(nnx.Module):
             features = self.backbone(
                 image,
                 prompts[0] if prompts else None,
-                read=read,
+                read=[name for name in self.head.read if name != QUARTERS],
                 norm=self.final_norm,
                 return_attention=return_attention,
                 **({"deltas": deltas} if deltas else {}),
             )
-        return features if QUARTERS not in self.head.read else gather_quarters(features, batch)
+        return gather_quarters(features, batch) if quartered else features
 
     def classify(
         self,

@@ -12,12 +12,12 @@ import hashlib
 import io
 import os
 import stat
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from mlmoe_jax.errors import DiskError, UserError, reason_of
+from mlmoe_jax.runtime.text import unicode_forms
 
 MIB, GIB = 2**20, 2**30
 
@@ -73,8 +73,7 @@ def _spellings(path: str) -> Iterator[str]:
     """Yield the paths that exist if each part of a path is composed or decomposed."""
     parent, name = os.path.split(path)
     for folder in [parent] if parent.isascii() else _spellings(parent):
-        names = dict.fromkeys((name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))))
-        yield from filter(os.path.lexists, (os.path.join(folder, spelling) for spelling in names))
+        yield from filter(os.path.lexists, (os.path.join(folder, form) for form in unicode_forms(name)))
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

@@ -27,6 +27,11 @@ def compose(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
+def unicode_forms(text: str) -> list[str]:
+    """Return a text as it is, then composed (NFC) and decomposed (NFD), without repetition."""
+    return list(dict.fromkeys((text, *(unicodedata.normalize(form, text) for form in ("NFC", "NFD")))))
+
+
 def quantity(number: int, noun: str) -> str:
     """Return a number with its noun in singular or plural, such as "1 image" and "1,200 images"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

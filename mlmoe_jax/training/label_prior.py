@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import read_labels, read_scores
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_text
 
 
 def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, " k"] | None:
@@ -30,7 +30,7 @@ def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, 
         return None
     if place.endswith(".csv"):
         with damage_explained(place):
-            lines = csv.reader(read_bytes(place).decode("utf-8-sig").splitlines())
+            lines = csv.reader(read_text(place).splitlines())
             priors = {row[0]: float(row[1]) for row in list(lines)[1:] if len(row) > 1}
     else:
         folder = RunFolder(place)

@@ -76,3 +76,21 @@ def test_no_image_changes_its_part_if_the_table_changes(tmp_path, groups):
 def test_few_positives_of_the_held_out_images_are_said(positives, says):
     labels = np.arange(40)[:, None] < np.array(positives, int)
     assert few_positives(np.where(labels, 1, -1).astype(np.int8)) == says
+
+
+def test_the_account_of_a_table_counts_the_held_out_images(tmp_path):
+    rows = [f"{name},a,train" for name in NAMES]
+    (tmp_path / "all.csv").write_text("\n".join(["image,labels,split", *rows, "x.png,a,other"]))
+    data = settings(tmp_path, table="all.csv", bad_images="skip", val_fraction=0.3)
+    train, val = (open_split(data, name, keep_missing=True) for name in ("train", "val"))
+    for split in (train, val):
+        (usage,) = split.usage
+        assert (usage.used, usage.unused) == ({"train": len(train), "val": len(val)}, 1)
+
+
+def test_an_error_of_the_draw_says_what_else_is_not_used(tmp_path, refusal):
+    (tmp_path / "all.csv").write_text("image,labels,split\na.png,a,train\nb.png,a,other\n")
+    data = settings(tmp_path, table="all.csv", bad_images="skip", val_fraction=0.3)
+    error = refusal(open_split, data, "train", keep_missing=True)
+    assert "of 1 training image leaves none for training" in error
+    assert "1 of 2 rows is not used: 1 of split 'other'" in error

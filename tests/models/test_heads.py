@@ -323,6 +323,20 @@ def test_quarters_are_resized_as_pillow_does_and_gathered_by_image():
     np.testing.assert_array_equal(features.attention["cls"], [[[0]], [[5]]])
 
 
+def test_a_model_with_this_head_encodes_each_image_and_its_quarters():
+    config = default_config()
+    config.model.backbone.name, config.model.head.kind, config.model.backbone.dtype = "vit_digits", "pat", "float32"
+    model = build_model(config, synthetic_label_space(10, 4), rngs=nnx.Rngs(0))
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 64, 3)), jnp.float32)
+    features = model.encode(images)
+    assert (features.cls.shape, features.quarters.shape) == ((2, 128), (2, 4, 128))
+    model.head.read = ("cls",)
+    for row, parts in enumerate(image_and_quarters(images).reshape(2, 5, 64, 64, 3)):
+        expected = model.encode(parts).cls
+        np.testing.assert_allclose(features.cls[row], expected[0], atol=2e-5)
+        np.testing.assert_allclose(features.quarters[row], expected[1:], atol=2e-5)
+
+
 def test_patching_is_its_equations():
     """Values, and the gradients of both terms by the quarters, as central differences in float64."""
     head, draw = PatchingHead(D, K, rngs=nnx.Rngs(0)), np.random.default_rng(0)

@@ -178,9 +178,8 @@ def quiet_libraries() -> None:
     compilation cache: JAX then compiles the program again.
     """
     sys.unraisablehook = _ignore_leftovers(sys.unraisablehook)
-    sys.warnoptions.append(
-        "ignore::UserWarning:multiprocessing.resource_tracker"
-    )  # it removes what a killed worker left
+    # The tracker removes what a killed worker has left, and says so.
+    sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     warnings.filterwarnings("ignore", "(?i).*orbax.* was never awaited")
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)

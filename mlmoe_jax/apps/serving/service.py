@@ -28,9 +28,7 @@ from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = (
-    128  # the largest number of images in progress: decoded, waiting or labeled; further requests get the status 429
-)
+QUEUE = 128  # the largest number of images in progress: decoded, waiting or labeled; more get the status 429
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers

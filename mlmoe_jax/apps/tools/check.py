@@ -22,10 +22,11 @@ from mlmoe_jax.data.split_checks import (
     contradictions,
     count_codes,
     label_warnings,
+    list_usages,
     sample_images,
     shared_groups,
 )
-from mlmoe_jax.data.usage import Usage, join_usages, unused_input
+from mlmoe_jax.data.usage import join_usages, unused_input
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -64,10 +65,10 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             split.name: _describe(split, inspection) for split, inspection in zip(splits, inspections, strict=True)
         },
         "duplicates": [item.document() for item in duplicates],
-        "usage": [account.document() for account in join_usages(_usages(splits))],
+        "usage": [account.document() for account in join_usages(list_usages(splits))],
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
-            *unused_input(_usages(splits)),
+            *unused_input(list_usages(splits)),
             *_unlisted_images(splits),
             *label_warnings(splits[0], splits[1:]),
             *contradictions(splits),
@@ -75,10 +76,6 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
-
-
-def _usages(splits: Sequence[Split]) -> list[Usage]:
-    return [account for split in splits for account in split.usage]
 
 
 def _unlisted_images(splits: Sequence[Split]) -> list[str]:

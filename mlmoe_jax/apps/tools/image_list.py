@@ -22,7 +22,6 @@ import importlib.util
 import logging
 import os
 import sys
-import unicodedata
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,7 +31,7 @@ from mlmoe_jax.data.image_search import list_files, list_images
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import quantity, unicode_forms
 
 # Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
@@ -93,8 +92,7 @@ def _images_of_item(item: str, usage: Usage) -> list[str]:
         return [os.path.join(file, name) for name in list_images(file, usage)]
     if os.path.lexists(file):
         return [path]
-    spellings = dict.fromkeys((path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))))
-    return next(filter(None, (_match(spelling, usage) for spelling in spellings)), [])
+    return next(filter(None, (_match(form, usage) for form in unicode_forms(path))), [])
 
 
 def _match(pattern: str, usage: Usage) -> list[str]:

@@ -110,14 +110,7 @@ def open_split(
     if not skips:
         _require_files(opened)
     if holds_out:
-        whole = opened
-        try:
-            opened = _hold_out(whole, split, data_config, seed)
-        except UserError as error:
-            raise UserError("; ".join([f"{error}", *unused_input(whole.usage)])) from error
-        count = len(opened) if split == data_config.val_split else len(whole) - len(opened)
-        usage = (account.hold_out(whole.name, data_config.val_split, count) for account in opened.usage)
-        opened = replace(opened, usage=tuple(usage))
+        opened = _hold_out(opened, split, data_config, seed)
     return opened.without_missing() if skips and not keep_missing else opened
 
 
@@ -153,9 +146,11 @@ def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
             f"no image of split {split.name} of {data_config.name} has a positive label; check its files or set "
             "data.keep_empty"
         )
+    if positive.all():
+        return split
     empty = [split.ids[row] for row in np.flatnonzero(~positive)]
-    kept = split.take(np.flatnonzero(positive), split.name) if empty else split
-    return kept.leave_out("without a positive label, which data.keep_empty would keep", empty) if empty else kept
+    kept = split.take(np.flatnonzero(positive), split.name)
+    return kept.leave_out("without a positive label, which data.keep_empty would keep", empty)
 
 
 def _require_files(split: Split) -> None:
@@ -216,8 +211,12 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     held_out = draw_held_out(whole.units, fraction, seed if data_config.split_seed < 0 else data_config.split_seed)
     if held_out.all():
         groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"
-        raise UserError(
+        problem = (
             f"data.val_fraction={fraction} of {quantity(len(whole), 'training image')}{groups} leaves none for "
             "training; lower it, or add images"
         )
-    return whole.take(np.flatnonzero(held_out == (split == data_config.val_split)), name=split)
+        raise UserError("; ".join([problem, *unused_input(whole.usage)]))
+    part = whole.take(np.flatnonzero(held_out == (split == data_config.val_split)), name=split)
+    count = int(held_out.sum())
+    usage = tuple(account.hold_out(whole.name, data_config.val_split, count) for account in whole.usage)
+    return replace(part, usage=usage)
