@@ -16,6 +16,7 @@ check_shapes()
 
 from helpers import twins  # noqa: E402
 from helpers.paths import REPOSITORY  # noqa: E402
+from helpers.refusals import assert_sentence  # noqa: E402
 
 from mlmoe_jax.errors import UserError  # noqa: E402
 
@@ -127,12 +128,7 @@ def refusal():
     def call(function, *args, error=UserError, **options) -> str:
         with pytest.raises(error) as caught:
             function(*args, **options)
-        text = str(caught.value)
-        assert text
-        assert "\n" not in text
-        assert not text.endswith(".")
-        assert ". " not in text
-        return text
+        return assert_sentence(str(caught.value))
 
     return call
 

@@ -1,0 +1,125 @@
+"""Refusals as a table: what is given, what is called with it, and what the one sentence says.
+
+REFUSALS = [
+    Refusal("an empty table", lambda at: write(at, "train.csv", ""), open_train, "train.csv is empty"),
+    damaged("cut scores", made_run, "scores/val.npz", CUT, read_scores, "val.npz", "is damaged"),
+]
+
+@each(REFUSALS)
+def test_refusals(case, tmp_path):
+    case.check(tmp_path)
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from mlmoe_jax.errors import UserError
+
+# What can happen to the content of a file.
+EMPTY: Callable[[bytes], bytes] = lambda content: b""  # noqa: E731
+CUT: Callable[[bytes], bytes] = lambda content: content[: len(content) // 2]  # noqa: E731
+
+
+class Refusal:
+    """A call that ends in one sentence and leaves every file as it was.
+
+    Args:
+      name: the name of the case.
+      make: writes what is given into an empty folder, and returns what `call` takes, by default the folder. A context
+        manager is left after the call. None: nothing is written.
+      call: raises the error.
+      says: parts of the sentence, each with `{at}` for the folder.
+      error: the kind of the error.
+      writes: whether the call may write files before it is refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[Path], object] | None,
+        call: Callable[[object], object],
+        *says: str,
+        error: type[Exception] = UserError,
+        writes: bool = False,
+    ):
+        self.name, self.make, self.call, self.says, self.error, self.writes = name, make, call, says, error, writes
+
+    def check(self, folder: Path) -> str:
+        """Make the call; return the sentence."""
+        made = self.make(folder) if self.make else None
+        entered = made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext(made)
+        with entered as given:
+            before = contents(folder)
+            with pytest.raises(self.error) as caught:
+                self.call(folder if given is None else given)
+            text = assert_sentence(str(caught.value))
+            for part in self.says:
+                assert part.replace("{at}", str(folder)) in text
+            assert self.writes or contents(folder) == before, "a refused call has changed files"
+        return text
+
+
+def damaged(
+    name: str, make: Callable[[Path], object], file: str, how: Callable[[bytes], bytes] | bytes | str, *rest, **options
+) -> Refusal:
+    """Return the refusal of what `make` writes, after something happened to the content of one of its files.
+
+    Args:
+      name: the name of the case.
+      make: writes something complete.
+      file: the file, relative to the folder.
+      how: what becomes of its content, or the new content.
+      *rest: `call` and `says` of the refusal.
+      **options: options of the refusal.
+    """
+
+    def make_and_damage(folder: Path) -> object:
+        given, path = make(folder), folder / file
+        content = how(path.read_bytes()) if callable(how) else how
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return given
+
+    return Refusal(name, make_and_damage, *rest, **options)
+
+
+def each(cases: Iterable[Refusal]) -> pytest.MarkDecorator:
+    """Return the mark of a test of each `case`."""
+    cases = list(cases)
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names), "two cases have the same name"
+    return pytest.mark.parametrize("case", cases, ids=names)
+
+
+def assert_sentence(text: str) -> str:
+    """Assert that an error is one sentence, without its period; return it."""
+    assert text
+    assert "\n" not in text
+    assert not text.endswith(".")
+    assert ". " not in text
+    return text
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Return the content of every file below a folder, by its name; of a folder or link, None."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        for path in folder.rglob("*")
+    }
+
+
+def run_command(*arguments: str) -> int:
+    """Run the program in this process, and raise the sentence with which it is refused."""
+    from mlmoe_jax.main import main
+
+    with contextlib.redirect_stderr(io.StringIO()) as shown:
+        code = main(list(arguments))
+    sentences = [line for line in shown.getvalue().splitlines() if line.startswith("error: ")]
+    if code != 2:
+        assert not sentences
+        return code
+    assert len(sentences) == 1, shown.getvalue()
+    raise UserError(sentences[0].removeprefix("error: "))
