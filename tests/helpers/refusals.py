@@ -22,6 +22,19 @@ from mlmoe_jax.errors import UserError
 # What can happen to the content of a file.
 EMPTY: Callable[[bytes], bytes] = lambda content: b""  # noqa: E731
 CUT: Callable[[bytes], bytes] = lambda content: content[: len(content) // 2]  # noqa: E731
+GONE: Callable[[bytes], None] = lambda content: None  # noqa: E731
+
+LARGE = 2**24  # bytes, above which only the size of a file is compared
+
+
+def replacing(old: str, new: str) -> Callable[[bytes], bytes]:
+    """Return a damage: the first `old` of a file, which has to be there, becomes `new`."""
+
+    def replace(content: bytes) -> bytes:
+        assert old.encode() in content
+        return content.replace(old.encode(), new.encode(), 1)
+
+    return replace
 
 
 class Refusal:
@@ -64,7 +77,12 @@ class Refusal:
 
 
 def damaged(
-    name: str, make: Callable[[Path], object], file: str, how: Callable[[bytes], bytes] | bytes | str, *rest, **options
+    name: str,
+    make: Callable[[Path], object],
+    file: str,
+    how: Callable[[bytes], bytes | None] | bytes | str,
+    *rest,
+    **options,
 ) -> Refusal:
     """Return the refusal of what `make` writes, after something happened to the content of one of its files.
 
@@ -72,7 +90,7 @@ def damaged(
       name: the name of the case.
       make: writes something complete.
       file: the file, relative to the folder.
-      how: what becomes of its content, or the new content.
+      how: what becomes of its content, or the new content. None: the file is removed.
       *rest: `call` and `says` of the refusal.
       **options: options of the refusal.
     """
@@ -80,7 +98,10 @@ def damaged(
     def make_and_damage(folder: Path) -> object:
         given, path = make(folder), folder / file
         content = how(path.read_bytes()) if callable(how) else how
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
         return given
 
     return Refusal(name, make_and_damage, *rest, **options)
@@ -103,12 +124,16 @@ def assert_sentence(text: str) -> str:
     return text
 
 
-def contents(folder: Path) -> dict[str, bytes | None]:
-    """Return the content of every file below a folder, by its name; of a folder or link, None."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() and not path.is_symlink() else None
-        for path in folder.rglob("*")
-    }
+def contents(folder: Path) -> dict[str, bytes | int | None]:
+    """Return the content of every file below a folder, by its name; of a large file its size, and of a folder None."""
+
+    def content(path: Path) -> bytes | int | None:
+        if path.is_symlink() or not path.is_file():
+            return None
+        size = path.stat().st_size
+        return size if size > LARGE else path.read_bytes()
+
+    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*")}
 
 
 def run_command(*arguments: str) -> int:
