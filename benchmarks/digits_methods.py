@@ -10,7 +10,7 @@ rerunning a command continues it. With --jobs, several processes share the train
 rate with which a training diverges is not chosen.
 
 The results are benchmarks/digits_methods.json and the tables between the marks in docs/results.md and README.md.
-`python docs/draw_digits.py` draws the chart from the tables.
+`python -m tools.docs.draw_digits` draws the chart from the tables.
 """
 
 from __future__ import annotations

@@ -1,59 +1,13 @@
-"""Shared by all tests: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
+"""Shared by the tests of the package: the real sample images, and a check that an error is one plain sentence."""
 
-import atexit
-import gc
-import os
-import resource
-import shutil
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from helpers.shapes import check_shapes
+from helpers import twins
+from helpers.paths import REPOSITORY
+from helpers.refusals import assert_sentence
 
-check_shapes()
-
-from helpers import twins  # noqa: E402
-from helpers.paths import REPOSITORY  # noqa: E402
-from helpers.refusals import assert_sentence  # noqa: E402
-
-from mlmoe_jax.errors import UserError  # noqa: E402
-
-# Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
-UNOPTIMIZED = "--xla_backend_optimization_level=0"
-os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
-
-# The cache of the user is not used. Compiled programs and rendered scenes are kept for the next test run, unless the
-# programs have become too large. The first process creates the folders; all others find them in the environment.
-PROGRAMS, MOST_BYTES = REPOSITORY / ".tests-cache", 2**31
-if "MLMOE_TESTS_CACHE" not in os.environ:
-    os.environ["MLMOE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="mlmoe-tests-")
-    atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
-    os.environ["MLMOE_CACHE"] = f"{os.environ['MLMOE_TESTS_CACHE']}/made"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
-    if PROGRAMS.exists() and sum(file.stat().st_size for file in PROGRAMS.iterdir()) > MOST_BYTES:
-        shutil.rmtree(PROGRAMS)
-    (PROGRAMS / "scenes").mkdir(parents=True, exist_ok=True)
-    Path(os.environ["MLMOE_CACHE"]).mkdir()
-    Path(os.environ["MLMOE_CACHE"], "digits-v1").symlink_to(PROGRAMS / "scenes")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-
-gc.set_threshold(50_000, 20, 50)  # the objects of thousands of programs are visited less often
-os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
-
-
-def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="also run the tests marked slow")
-    parser.addoption(
-        "--optimized", action="store_true", help="compile as users do, and print the differences from other packages"
-    )
-
-
-def pytest_configure(config):
-    if config.getoption("--optimized"):
-        os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(UNOPTIMIZED, "")
+from mlmoe_jax.errors import UserError
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -61,46 +15,6 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section("largest differences, relative to the largest entry of the reference")
         for test, value in sorted(twins.LARGEST.items()):
             terminalreporter.write_line(f"{value:.1e}  {test}")
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave slow tests out without --all; they are deselected, since skipped tests are those that cannot run here."""
-    if not config.getoption("--all"):
-        config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
-        items[:] = [item for item in items if not is_slow(item)]
-
-
-def is_slow(item: pytest.Item) -> bool:
-    """Return whether a test runs only with --all, by one of the markers `slow` and `variants`."""
-
-    def varies(mark: pytest.Mark) -> bool:
-        case = item.callspec
-        if unknown := {*mark.args, *mark.kwargs} - case.params.keys():
-            raise pytest.UsageError(f"{item.nodeid} has no argument {unknown.pop()}, which its marker variants names")
-        others = any(case.params[name] not in values for name, values in mark.kwargs.items())
-        return others or any(case.indices[name] for name in mark.args)
-
-    return "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Fail a test that takes twice its budget: 10 seconds of processor time, unless its marker `budget` says otherwise.
-
-    Processor time, of the test and the processes that it starts, depends little on what else the machine does. Shared
-    cores can still double it.
-    """
-    before = processor_seconds()
-    result = yield
-    budget = next((mark.args[0] for mark in item.iter_markers("budget")), 10)
-    if not is_slow(item) and (seconds := processor_seconds() - before) > 2 * budget:
-        pytest.fail(f"it took {seconds:.1f} seconds of processor time; mark it slow, or budget(SECONDS) with a reason")
-    return result
-
-
-def processor_seconds() -> float:
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 @pytest.fixture(scope="session")
@@ -131,14 +45,6 @@ def refusal():
         return assert_sentence(str(caught.value))
 
     return call
-
-
-@pytest.fixture
-def tiny_vit(monkeypatch):
-    """Make `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""
-    from helpers import tiny
-
-    tiny.use_vit(monkeypatch, patch=32)
 
 
 @pytest.fixture

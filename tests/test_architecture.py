@@ -1,10 +1,8 @@
 """The packages of mlmoe_jax: what they are for, what they may use, and how large their parts are."""
 
 import ast
-import importlib.util
 import itertools
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
@@ -12,10 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from helpers.paths import REPOSITORY
 
-_SPEC = importlib.util.spec_from_file_location("draw_architecture", REPOSITORY / "docs" / "draw_architecture.py")
-drawing = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = drawing  # where dataclasses look for it
-_SPEC.loader.exec_module(drawing)
+from tools.docs import draw_architecture as drawing
 
 ROOT, PACKAGES, LAYER_OF, PUBLIC = drawing.ROOT, drawing.PACKAGES, drawing.LAYER_OF, drawing.PUBLIC
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
@@ -71,7 +66,9 @@ def test_programs_beside_the_package_import_modules_that_exist():
     """Also imports inside functions, which nothing else resolves."""
     missing = []
     for path in (
-        file for folder in ("benchmarks", "docs", "tests", "mlmoe_jax") for file in REPOSITORY.glob(f"{folder}/**/*.py")
+        file
+        for folder in ("benchmarks", "tools", "tests", "mlmoe_jax")
+        for file in REPOSITORY.glob(f"{folder}/**/*.py")
     ):
         for node in ast.walk(ast.parse(path.read_text())):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
@@ -215,7 +212,7 @@ def test_changes_of_the_whole_process_are_found():
 
 # --------------------------------------------------------------------------------------------------- image and page
 def test_the_image_is_up_to_date():
-    assert drawing.IMAGE.read_text() == drawing.draw(), "run: python docs/draw_architecture.py"
+    assert drawing.IMAGE.read_text() == drawing.draw(), "run: python -m tools.docs.draw_architecture"
 
 
 def test_every_arrow_of_the_image_leads_down():

@@ -15,7 +15,7 @@ PAGES = [page for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "co
 ABOUT_TABLES = {"papers", "write_papers", "test_reproduce_command"}
 MODULES = [
     module
-    for folder in ("mlmoe_jax", "configs", "benchmarks", "tests")
+    for folder in ("mlmoe_jax", "configs", "benchmarks", "tools", "tests")
     for module in (REPOSITORY / folder).rglob("*.py")
     if not ABOUT_TABLES & {*module.relative_to(REPOSITORY).parts, module.stem}
 ]

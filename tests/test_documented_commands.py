@@ -116,7 +116,7 @@ def check(words: list[str]) -> None:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_a_documented_command_is_understood(block, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY)  # for the benchmarks
+    monkeypatch.syspath_prepend(REPOSITORY)  # for benchmarks and tools
     monkeypatch.chdir(REPOSITORY)
     for words in programs(block, tmp_path):
         check(words)
@@ -132,7 +132,8 @@ def test_no_command_of_a_page_is_overlooked(page, tmp_path):
     modules = [words[2] for words in found if words[:2] == ["python", "-m"]]
     text = re.sub("```text.*?```", "", page.read_text(), flags=re.DOTALL)  # what a command prints
     assert modules.count("mlmoe_jax.main") == text.count("python -m mlmoe_jax.main")
-    assert sum(name.startswith("benchmarks.") for name in modules) == text.count("python -m benchmarks.")
+    for folder in ("benchmarks.", "tools."):
+        assert sum(name.startswith(folder) for name in modules) == text.count(f"python -m {folder}")
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)

@@ -11,13 +11,13 @@ import pytest
 from flax import nnx
 
 from helpers.paths import PARITY
-from helpers.twins import parity_script
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import build_model
+from tools.parity import prompt_family as family
 
 LISTED = json.loads((PARITY / "checkpoint_keys.json").read_text())
 LAYOUTS = {
@@ -30,9 +30,6 @@ LAYOUTS = {
     "GateVPT": "gate_vpt",
     "E2VPT": "e2vpt",
 }
-
-
-family = parity_script("make_prompt_family")
 
 
 def listed(name: str) -> dict:

@@ -1,14 +1,11 @@
 """Models of other packages whose inputs, weights and outputs are stored in `tests/parity`."""
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-
-from helpers.paths import PARITY
 
 LARGEST: dict[str, float] = {}  # the largest error per test
 
@@ -20,14 +17,6 @@ def error(ours, theirs) -> float:
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
     LARGEST[test] = max(found, LARGEST.get(test, 0.0))
     return found
-
-
-def parity_script(name: str):
-    """Return a module of `tests/parity`, which is not a package."""
-    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PLACES = ("README.md", "docs", "mlmoe_jax", "configs", "launch", "benchmarks")
+PLACES = ("README.md", "docs", "mlmoe_jax", "configs", "launch", "benchmarks", "tools")
 TEXTS = frozenset({".py", ".md", ".sh", ".html", ".js", ".toml", ".json"})
 
 # A pronoun for a noun that stands elsewhere. "the same" counts where no noun follows it.
@@ -46,7 +46,8 @@ def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
     for place in places:
         path = REPOSITORY / place
         paths = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (file for file in paths if file.suffix in TEXTS and "__pycache__" not in file.parts)
+        inside = (file for file in paths if not {"__pycache__", "tests"} & {*file.relative_to(REPOSITORY).parts})
+        yield from (file for file in inside if file.suffix in TEXTS)
 
 
 def count(places: tuple[str, ...] = PLACES) -> dict[str, list[str]]:

@@ -1,6 +1,6 @@
 """ResNet, ConvNeXt and EfficientNet-Lite against small random torch twins, and the published weights of the last.
 
-The numbers are from `tests/parity/make_cnn.py` and `make_efficientnet.py` (float32, CPU).
+The numbers are from `tools/parity/cnn.py` and `efficientnet.py` (float32, CPU).
 """
 
 from pathlib import Path

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from helpers.twins import parity_script
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -19,10 +18,10 @@ from mlmoe_jax.models.layers.attention import FusedProjection, apply_rotary
 from mlmoe_jax.models.layers.positions import rotary_angles
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.pretrained.load import apply_rules, recognize
+from tools.parity import vit as twins
 
-make_vit = parity_script("make_vit")
 NAMES = ("dinov2_small", "dinov3", "siglip2", "clip")
-SHAPES = {name: ViTShape(**make_vit.SHAPES[name] | {"depth": 2}) for name in NAMES}
+SHAPES = {name: ViTShape(**twins.SHAPES[name] | {"depth": 2}) for name in NAMES}
 PLAIN = SHAPES["dinov2_small"]
 GRID, P, BATCH = (3, 2), 4, 2
 EVERY = ("cls", "prompts", "patches", "mean")
@@ -43,7 +42,7 @@ def vit(request):
 
 @pytest.fixture(scope="module")
 def image():
-    return make_vit.image(BATCH, *GRID)
+    return twins.image(BATCH, *GRID)
 
 
 def drawn(shape: ViTShape, **options) -> ViT:

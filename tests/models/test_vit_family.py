@@ -1,4 +1,4 @@
-"""The ViT family against its twins in PyTorch (tests/parity/make_vit.py), and the effects of its options."""
+"""The ViT family against its twins in PyTorch (tools/parity/vit.py), and the effects of its options."""
 
 from pathlib import Path
 
@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from helpers.twins import error, parity_script, write_weights
+from helpers.twins import error, write_weights
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
+from tools.parity import vit as twins
 
 TOLERANCE = 2e-5
-
-
-make_vit = parity_script("make_vit")
 
 
 def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
@@ -34,12 +32,12 @@ class Twin:
     def __init__(self, name: str, folder: Path):
         self.name, self.arrays = name, np.load(PARITY / f"vit_{name}.npz")
         file = write_weights(folder / f"{name}.safetensors", self.arrays)
-        self.shape = ViTShape(**make_vit.SHAPES[name])
+        self.shape = ViTShape(**twins.SHAPES[name])
         self.vit = ViT(self.shape, rngs=nnx.Rngs(0))
         self.report = load_weights(self.vit, file)
 
 
-@pytest.fixture(scope="module", params=make_vit.SHAPES)
+@pytest.fixture(scope="module", params=twins.SHAPES)
 def twin(request, tmp_path_factory):
     with jax.default_matmul_precision("highest"):
         yield Twin(request.param, tmp_path_factory.mktemp("twins"))
@@ -57,7 +55,7 @@ def test_every_tensor_of_the_published_file_is_accounted_for(twin):
 
 
 @pytest.mark.variants("size")
-@pytest.mark.parametrize("size", make_vit.SIZES, ids=str)
+@pytest.mark.parametrize("size", twins.SIZES, ids=str)
 def test_equals_pytorch_block_by_block(twin, size):
     place = f"{size[1]}x{size[2]}"
     blocks, last = twin.arrays[f"{place}/blocks"], twin.arrays[f"{place}/last"]
@@ -70,7 +68,7 @@ def test_equals_pytorch_block_by_block(twin, size):
             after.append(block(after[-1], rotary=twin.vit.rotary(grid)))
         return after, [twin.vit(image, read=("cls", "patches"), norm=norm) for norm in (False, True)]
 
-    after, ends = run(make_vit.image(*size))
+    after, ends = run(twins.image(*size))
     errors = [error(ours, theirs) for ours, theirs in zip(after, blocks, strict=True)]
     for features, reference in zip(ends, (blocks[-1], last), strict=True):
         assert features.grid == size[1:]

@@ -1,4 +1,4 @@
-"""LoRA, rsLoRA and DoRA against PEFT (tests/parity/make_peft.py), and its files in both directions."""
+"""LoRA, rsLoRA and DoRA against PEFT (tools/parity/peft.py), and its files in both directions."""
 
 import json
 from functools import partial
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from helpers.twins import below, error, parity_script
+from helpers.twins import below, error
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config, load_config, use_adapter
@@ -22,12 +22,12 @@ from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, peft_files, read_peft
 from mlmoe_jax.training.initialization import find_origin
+from tools.parity import peft as twins
 
 TOLERANCE = 2e-5
-make_peft = parity_script("make_peft")
 SHAPES = {
-    "dinov2": ViTShape(**make_peft.SHAPE, layer_scale=1.0, mask_token=True),
-    "vit": ViTShape(**make_peft.SHAPE),
+    "dinov2": ViTShape(**twins.SHAPE, layer_scale=1.0, mask_token=True),
+    "vit": ViTShape(**twins.SHAPE),
 }
 
 
@@ -49,7 +49,7 @@ def write_adapter(folder, stored, name, part="adapter", **changes):
 
 def model_of(folder, stored, name):
     """Return our model of a case with the backbone of transformers and the adapter in `folder`, and its config."""
-    kind, adapter, config = make_peft.CASES[name][0], read_peft(folder), default_config()
+    kind, adapter, config = twins.CASES[name][0], read_peft(folder), default_config()
     use_adapter(config, adapter.name, **adapter.settings)
     config.model.prompts.kind = "none"
     weights = {key: np.float32(value) for key, value in below(stored, f"{kind}/").items()}
@@ -66,7 +66,7 @@ def model_of(folder, stored, name):
 
 
 @pytest.mark.variants("name")
-@pytest.mark.parametrize("name", make_peft.CASES)
+@pytest.mark.parametrize("name", twins.CASES)
 def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
     model, _ = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)
     definition, params, _ = ModelDef.split(model)
@@ -74,7 +74,7 @@ def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
     @jax.jit
     @partial(jax.grad, has_aux=True)
     def slopes_and_logits(own):
-        logits = definition.merge(params | own)(make_peft.images()).logits
+        logits = definition.merge(params | own)(twins.images()).logits
         return jnp.square(logits).sum() / 2, logits
 
     own = {path: value for path, value in params.items() if path.startswith("adapters/")}
@@ -87,7 +87,7 @@ def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
         assert error(slopes[f"adapters/{theirs.name}/{key}"], value) < TOLERANCE, key
 
 
-@pytest.mark.parametrize("name", make_peft.CASES)
+@pytest.mark.parametrize("name", twins.CASES)
 def test_written_files_are_read_again(name, stored, tmp_path):
     folder = write_adapter(tmp_path / "a", stored, name)
     options, tensors = peft_files(*model_of(folder, stored, name))
@@ -101,7 +101,7 @@ def test_written_files_are_read_again(name, stored, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, in PEFT
-@pytest.mark.parametrize("name", make_peft.CASES)
+@pytest.mark.parametrize("name", twins.CASES)
 def test_peft_loads_what_we_write(name, stored, tmp_path):
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
     model, config = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)
@@ -113,10 +113,10 @@ def test_peft_loads_what_we_write(name, stored, tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / CONFIG).write_text(json.dumps(options))
     save_file(tensors, tmp_path / "b" / TENSORS, {"format": "pt"})
-    theirs = peft.PeftModel.from_pretrained(make_peft.base(make_peft.CASES[name][0]), tmp_path / "b").eval()
+    theirs = peft.PeftModel.from_pretrained(twins.base(twins.CASES[name][0]), tmp_path / "b").eval()
     with torch.no_grad():
-        logits = theirs(torch.from_numpy(make_peft.images()).permute(0, 3, 1, 2)).logits.numpy()
-    assert error(model(make_peft.images()).logits, logits) < TOLERANCE
+        logits = theirs(torch.from_numpy(twins.images()).permute(0, 3, 1, 2)).logits.numpy()
+    assert error(model(twins.images()).logits, logits) < TOLERANCE
     assert error(logits, stored[f"{name}/logits"]) > 1e-2, "other values than the stored ones"
 
 
@@ -175,7 +175,7 @@ def test_models_without_such_files_are_refused(stored, tmp_path, refusal):
     config.model.prompts.kind = "deep"
     assert refusal(peft_files, model, config).startswith("PEFT's files hold one LoRA or DoRA and no prompts; choose")
     config.model.prompts.kind = "none"
-    model.backbone.shape = ViTShape(**make_peft.SHAPE, pre_norm=True)
+    model.backbone.shape = ViTShape(**twins.SHAPE, pre_norm=True)
     assert refusal(peft_files, model, config).startswith("PEFT's files are written for DINOv2 and for ViTs of transfor")
 
 

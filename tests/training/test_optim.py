@@ -10,7 +10,7 @@ from helpers.paths import PARITY
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training import optim
 
-TORCH = np.load(PARITY / "optim.npz")  # made by parity/make_optim.py
+TORCH = np.load(PARITY / "optim.npz")  # made by tools/parity/optim.py
 SHAPES = {"head/kernel": (4, 3), "head/bias": (3,), "prompts/deep": (5,)}
 STEPS, PEAK = 40, 0.05
 TOTALS = sorted(int(name.split("/")[1]) for name in TORCH.files if name.startswith("one_cycle/"))

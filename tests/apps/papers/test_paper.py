@@ -1,15 +1,10 @@
 """The numbers of the papers: that they agree with one another and with what the texts say of them; docs/results.md."""
 
-import importlib.util
-
 import pytest
-from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.papers.paper import PAPERS, SMALL_DATASETS, Recipe, filter_rows, find_table, load_paper
+from tools.docs import write_papers as writing
 
-_SPEC = importlib.util.spec_from_file_location("write_papers", REPOSITORY / "docs" / "write_papers.py")
-writing = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(writing)
 RESULTS = [result for name in PAPERS for result in load_paper(name).tables()]
 
 
@@ -172,7 +167,7 @@ def test_titles_and_rows_that_are_not_there(refusal):
 # --------------------------------------------------------------------------------------------------------- the page
 def test_the_page_in_the_repository_is_up_to_date():
     page = writing.PAGE.read_text()
-    assert page == writing.written(page), "run python docs/write_papers.py"
+    assert page == writing.written(page), "run python -m tools.docs.write_papers"
 
 
 def test_a_row_of_the_page_has_the_numbers_of_all_its_runs_and_its_notes():

@@ -1,4 +1,4 @@
-"""Scores of labels and images, against cleanlab's for the same probabilities (tests/parity/make_label_quality.py)."""
+"""Scores of labels and images, against cleanlab's for the same probabilities (tools/parity/label_quality.py)."""
 
 import numpy as np
 import pytest

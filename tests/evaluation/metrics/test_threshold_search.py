@@ -112,7 +112,7 @@ def test_a_threshold_between_neighboring_floats_is_the_larger_score():
 
 # --------------------------------------------------------------------------------------------------- bounded misses
 def test_bounded_misses_equal_mapie():
-    """tests/parity/make_risk_control.py"""
+    """tools/parity/risk_control.py"""
     stored = np.load(PARITY / "risk_control.npz")
     for miss_rate, expected in zip(stored["miss_rates"], stored["thresholds"], strict=True):
         goal = {"goal": "miss_rate", "per": "global", "miss_rate": miss_rate}

@@ -1,0 +1,1 @@
+"""Damaged and hostile input for every reader of the package."""

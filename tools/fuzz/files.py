@@ -1,0 +1,141 @@
+"""Files of weights, images, and lists of images."""
+
+import contextlib
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.data.images import IMAGE_FORMATS, Decoding, read_image
+from mlmoe_jax.inference.inputs import MixedImages
+from mlmoe_jax.pretrained.load import read_tensors
+from tools.fuzz.data_sets import own_images
+from tools.fuzz.hostile import (
+    NAMES,
+    TEXTS,
+    Case,
+    damaged,
+    damaged_json,
+    damaged_npz,
+    encoded,
+    read_all,
+    write,
+)
+
+
+class _Call:
+    def __init__(self, name: str, *arguments: object):
+        self.name, self.arguments = name, arguments
+
+    def __reduce__(self):
+        module, _, function = self.name.partition(":")
+        return getattr(__import__(module), function), self.arguments
+
+
+def weights(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    kind = draw(st.sampled_from(("safetensors", "npz", "pth", "pickle")))
+    arrays = {"a/b": np.ones((2, 3), np.float32), "c": np.zeros(4, np.float32)}
+    if kind == "safetensors":
+        content = save(arrays)
+        if draw(st.booleans()):
+            size = struct.unpack("<Q", content[:8])[0]
+            header = damaged_json(draw, content[8 : 8 + size])
+            length = len(header) if draw(st.integers(0, 3)) else draw(st.sampled_from((0, 2**63, 2**64 - 1, 10**9)))
+            content = struct.pack("<Q", length) + header + content[8 + size :]
+        else:
+            content = damaged(draw, content)
+    elif kind == "npz":
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        content = damaged_npz(draw, buffer.getvalue())
+    else:
+        marker = str(place.parent / "outside" / "run")
+        evil = _Call(
+            draw(st.sampled_from(("os:system", "builtins:eval", "builtins:exec", "builtins:open"))), f"touch {marker}"
+        )
+        value = draw(st.sampled_from(({"a": evil}, evil, [evil], {"state_dict": {"w": evil}}, {"a": 1}, 5, [[]] * 9)))
+        content = pickle.dumps(value, protocol=draw(st.integers(0, 5)))
+        if draw(st.booleans()):
+            content = damaged(draw, content)
+        if kind == "pth":
+            buffer = io.BytesIO()
+            with zipfile.ZipFile(buffer, "w") as archive:
+                archive.writestr("archive/data.pkl", content)
+                archive.writestr(f"archive/data/{draw(st.sampled_from(('0', '../../x')))}", b"\0" * 16)
+            content = buffer.getvalue() if draw(st.booleans()) else damaged(draw, buffer.getvalue())
+    path = write(place / f"w.{'pth' if kind == 'pickle' else kind}", content)
+    return f"{kind} {content[:150]!r}", partial(read_tensors, path)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png(width: int, height: int, mode: int, depth: int, *chunks: bytes) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, mode, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+ZIPPED = zlib.compress(bytes(50_000_000), 9)
+KINDS_OF_IMAGES = [(kind, mode) for kind in IMAGE_FORMATS for mode in ("RGB", "L", "RGBA", "P", "CMYK")]
+
+
+def prepare_images(base: Path) -> None:
+    for kind, mode in KINDS_OF_IMAGES:
+        with contextlib.suppress(OSError, KeyError, ValueError):  # not every format has every mode
+            write(base / f"{kind}-{mode}", encoded(kind, mode))
+
+
+def images(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    if draw(st.integers(0, 5)) == 0:
+        side = st.sampled_from((0, 1, 3000, 12_000, 50_000, 2**31 - 1, 2**32 - 1))
+        extra = draw(st.sampled_from((b"", chunk(b"zTXt", b"a\0\0" + ZIPPED), chunk(b"iCCP", b"a\0\0" + ZIPPED))))
+        pixels = chunk(b"IDAT", ZIPPED)
+        mode, depth = draw(st.sampled_from((0, 2, 3, 4, 6, 9))), draw(st.sampled_from((1, 8, 16, 99)))
+        content = png(draw(side), draw(side), mode, depth, extra, pixels)
+    else:
+        path = draw(st.sampled_from(sorted(base.iterdir())))
+        content = damaged(draw, path.read_bytes())
+    return repr(content[:100]), partial(read_image, content, decoding=Decoding(draw(st.sampled_from((0, 4)))))
+
+
+def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    own_images(place)
+    odd = (
+        "~nosuchuser/x",
+        "://",
+        "s3://x",
+        "file:///etc",
+        "/dev/zero",
+        "x" * 5000,
+        "a\0b",
+        "[",
+        "**",
+        "~",
+        "-",
+    )
+    listed = draw(st.lists(st.one_of(st.sampled_from((*odd, *NAMES)), TEXTS), max_size=4))
+    items = draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from((*odd[:-1], f"{place}/b", f"{place}/*.png", f"{place}/?.p[", f"@{place}/l")), TEXTS
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    write(place / "l", damaged(draw, "\n".join(listed).encode(errors="surrogatepass")))
+    items = [item for item in items if item != "-"]
+
+    def act() -> None:
+        read_all(MixedImages(find_images(items).paths))
+
+    return str((items, listed))[:300], act

@@ -1,0 +1,1 @@
+"""Numbers of other packages with which the tests compare; they are stored in `tests/parity`."""
