@@ -42,18 +42,3 @@ def test_device_bytes_are_those_of_one_device():
     where = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("all",)), PartitionSpec())
     tree = {"a": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16, sharding=where), "b": jnp.zeros(7)}
     assert memory.device_bytes(tree) == 30 + 28
-
-
-def test_an_out_of_memory_error_becomes_one_sentence_with_advice(refusal):
-    def allocate():
-        with memory.shortage_explained("do less"):
-            jnp.zeros(2**50, jnp.float32).block_until_ready()
-
-    sentence = refusal(allocate)
-    assert sentence.startswith("the device is out of memory (RESOURCE_EXHAUSTED: ")
-    assert sentence.endswith("); do less")
-
-
-def test_another_error_of_xla_passes_unchanged():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID"), memory.shortage_explained("do less"):
-        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: not about memory")

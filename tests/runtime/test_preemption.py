@@ -179,11 +179,9 @@ def test_an_exception_in_place_of_the_interrupt_is_an_interrupt_too():
             raise ImportError("numpy failed to import") from interrupt
 
     assert interrupted(command) == []
-    with pytest.raises(ImportError), preemption.interruptible(130):
-        raise ImportError
 
 
-def test_a_command_that_cannot_be_interrupted_ends_at_a_third_signal():
+def test_a_command_that_goes_on_ends_at_a_third_signal():
     program = (
         "import os, signal, time\nfrom mlmoe_jax.runtime.preemption import interruptible\n"
         "with interruptible(130, patience=0.05):\n os.kill(os.getpid(), signal.SIGINT)\n"

@@ -1,3 +1,4 @@
+import io
 import logging
 import os
 import sys
@@ -96,16 +97,7 @@ def test_a_long_first_step_is_announced(monkeypatch, capsys):
     assert "compiling" not in capsys.readouterr().err
 
 
-class Terminal:
-    def __init__(self):
-        self.shown = ""
-
-    def write(self, text):
-        self.shown += text
-
-    def flush(self):
-        pass
-
+class Terminal(io.StringIO):
     def isatty(self):
         return True
 
@@ -117,13 +109,13 @@ def test_a_bar_on_a_terminal(monkeypatch):
     progress.advance()
     progress.advance("loss 0.25")
     progress.bar.refresh()
-    assert "evaluate val" in terminal.shown
-    assert "3/5" in terminal.shown
-    assert "% data wait loss 0.25" in terminal.shown
+    assert "evaluate val" in terminal.getvalue()
+    assert "3/5" in terminal.getvalue()
+    assert "% data wait loss 0.25" in terminal.getvalue()
     progress.advance()
     assert progress.note == "loss 0.25", "the last note is kept"
     progress.close()
-    assert terminal.shown.endswith("\r"), "the bar is removed"
+    assert terminal.getvalue().endswith("\r"), "the bar is removed"
 
 
 def test_steps_and_downloads_touch_the_heartbeat(monkeypatch, tmp_path):
