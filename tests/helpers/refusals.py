@@ -64,8 +64,8 @@ class Refusal:
     def check(self, folder: Path) -> str:
         """Make the call; return the sentence."""
         made = self.make(folder) if self.make else None
-        entered = made if isinstance(made, contextlib.AbstractContextManager) else contextlib.nullcontext(made)
-        with entered as given:
+        entered = isinstance(made, contextlib.AbstractContextManager) and not isinstance(made, Path)  # one before 3.13
+        with made if entered else contextlib.nullcontext(made) as given:
             before = contents(folder)
             with pytest.raises(self.error) as caught:
                 self.call(folder if given is None else given)
