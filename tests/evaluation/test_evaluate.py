@@ -7,9 +7,9 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import published_run, scored_run
+from helpers import scored_run
 from helpers.metric_cases import evaluate_scores
-from helpers.published_run import CLASSES, write_run
+from helpers.runs import CLASSES, published_config, write_published
 
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
@@ -304,16 +304,15 @@ def test_a_diverged_model_is_a_user_error(refusal):
 
 # ------------------------------------------------------------------------------------------ runs and their folders
 @pytest.fixture
-def config(monkeypatch, tmp_path):
-    """The config of `published_run`, with synthetic splits."""
+def config(run, monkeypatch):
+    """The config of a run on the backbone `tiny`, with synthetic splits."""
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
-    with published_run.config_of(tmp_path) as config:
-        yield config
+    return published_config()
 
 
 def test_a_run_folder_is_evaluated(config, tmp_path, refusal, caplog):
     folder = RunFolder(tmp_path / "run")
-    parts, values = write_run(folder, config)
+    parts, values = write_published(folder, config)
     ImageRecord.of(make_split(6, "val").ids[:2], []).write(folder)
     results = evaluate_run(
         folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
@@ -355,7 +354,7 @@ class Unreadable(ArrayImages):
 
 def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     whole = make_split(6)
     holed = replace(whole, images=Unreadable(whole.images.array))
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed)

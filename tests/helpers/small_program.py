@@ -5,27 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from helpers import tiny
 from helpers.devices import environment_of
 
 # A training of two epochs of four steps, each of them logged, with four checkpoints.
 SMALL = (
     "--config.train.epochs=2",
-    "--config.train.batch_size=50",
+    "--config.train.batch_size=15",
     "--config.train.log_every=1",
-    "--config.eval.batch_size=50",
+    "--config.eval.batch_size=40",
     "--config.checkpoint.every_epochs=0.5",
     "--config.eval.every_epochs=1",
     "--config.report.samples=0",
 )
-_BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
-_RUNNER = f"""
+_RUNNER = """
 import os
 from helpers import tiny
-tiny.use_scenes()
-tiny.use_vit(**{_BACKBONE})
+tiny.use()
 from mlmoe_jax.main import console
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -43,13 +39,6 @@ if __name__ == "__main__":
 """
 
 
-def use(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let this process be the program in a folder that `program_in` has set up."""
-    monkeypatch.setenv("MLMOE_CACHE", str(folder))
-    tiny.use_scenes(monkeypatch)
-    tiny.use_vit(monkeypatch, **_BACKBONE)
-
-
 def program_in(folder: Path, **variables: str):
     """Return a function that starts the program in a folder, its cache of weights, with more environment variables.
 
@@ -58,7 +47,7 @@ def program_in(folder: Path, **variables: str):
     environment, for `subprocess.run`; there the module `runner` is the program.
     """
     (folder / "runner.py").write_text(_RUNNER)
-    tiny.write_weights(folder / _BACKBONE["file"], tiny.entry(**_BACKBONE))
+    tiny.write_cache(folder)
     path = os.pathsep.join([str(folder), *sys.path])
     environment = environment_of(PYTHONPATH=path, MLMOE_CACHE=str(folder), **variables)
 

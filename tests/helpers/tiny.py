@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flax import nnx
-from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
-from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.catalog import BackboneEntry
@@ -17,6 +15,12 @@ from mlmoe_jax.models.backbones.vit import ViT
 
 NAME = "vit_digits"
 SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
+FEW = {"train": 60, "val": 40, "test": 40, "test_shift": 40}
+# name -> shape and file: a ViT of four patches, and the smallest of all.
+BACKBONES = {
+    NAME: {"patch": 32, "file": "small.safetensors"},
+    "tiny": {"width": 8, "depth": 1, "patch": 4, "native": 8, "mlp_ratio": 1, "file": "tiny.safetensors"},
+}
 _PUBLISHED = catalog.CATALOG[NAME]
 
 
@@ -39,15 +43,17 @@ def use_scenes(monkeypatch: pytest.MonkeyPatch | None = None, **counts: int) -> 
     (monkeypatch or pytest.MonkeyPatch()).setattr(digits, "SCENES", counts or SCENES)
 
 
-def small_training(monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
-    """Return a linear probe on few scenes of digits: two epochs of three steps, with a row of the log per step."""
-    use_scenes(monkeypatch, train=60, val=40, test=40, test_shift=40)
-    use_vit(monkeypatch, patch=32)
-    config = default_config()
-    config.model.backbone.weights, config.data.test_splits = "none", ("test",)
-    config.train.epochs, config.train.batch_size, config.train.log_every = 2, 20, 1
-    config.eval.batch_size, config.ema.decay, config.log.tensorboard = 40, 0.9, False
-    return config
+def use(monkeypatch: pytest.MonkeyPatch | None = None, /) -> None:
+    """Let digits have the scenes `FEW`, and all `BACKBONES` be small; `monkeypatch` as in `use_vit`."""
+    use_scenes(monkeypatch, **FEW)
+    for name, options in BACKBONES.items():
+        use_vit(monkeypatch, name=name, **options)
+
+
+def write_cache(folder: Path) -> None:
+    """Write a cache folder with the weights of all `BACKBONES`."""
+    for options in BACKBONES.values():
+        write_weights(folder / options["file"], entry(**options), seed=5)
 
 
 def write_weights(path: Path, entry: BackboneEntry, seed: int = 0) -> None:

@@ -4,15 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import published_run
-from helpers.published_run import write_run
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
-from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.build_steps import abstract_steps
@@ -72,16 +69,13 @@ def test_the_steps_of_a_training_evaluate_in_the_type_of_evaluation():
 
 
 @pytest.mark.slow
-def test_a_run_is_evaluated_in_the_type_that_is_asked_for(tmp_path):
-    with published_run.config_of(tmp_path) as config:
-        folder = RunFolder(tmp_path / "run")
-        write_run(folder, config)
-        image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
-        batch, logits = {"image": image, "id": np.arange(2), "mask": np.ones(2)}, {}
-        for dtype in ("same", "float16"):
-            run = open_run(folder, [("eval.dtype", dtype)])
-            step = make_eval_step(run.definition, run.preprocess, run.mesh)
-            logits[dtype] = np.asarray(step(run.values, run.frozen, batch)["logits"])
+def test_a_run_is_evaluated_in_the_type_that_is_asked_for(run):
+    image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    batch, logits = {"image": image, "id": np.arange(2), "mask": np.ones(2)}, {}
+    for dtype in ("same", "float16"):
+        opened = open_run(run("published").folder, [("eval.dtype", dtype)])
+        step = make_eval_step(opened.definition, opened.preprocess, opened.mesh)
+        logits[dtype] = np.asarray(step(opened.values, opened.frozen, batch)["logits"])
     assert 0 < np.abs(logits["float16"] - logits["same"]).max() < 0.02
 
 

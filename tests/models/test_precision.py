@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from helpers import tiny
 from helpers.bench import drawn_model
+from helpers.runs import recipe
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from mlmoe_jax import load_config
@@ -46,9 +46,9 @@ def test_all_matmuls_have_the_precision_of_the_config(tiny_vit, method, precisio
     assert matmuls - {HIGHEST} == {expected} - {HIGHEST}
 
 
+@pytest.mark.usefixtures("run")
 def test_training_computes_at_the_precision_of_the_config(monkeypatch, tmp_path):
-    config, precisions = tiny.small_training(monkeypatch), []
-    config.model.matmul_precision = "highest"
+    config, precisions = recipe("probe", model__matmul_precision="highest"), []
     before = jax.config.jax_default_matmul_precision
     monkeypatch.setattr(loop, "run_steps", lambda *_: precisions.append(jax.config.jax_default_matmul_precision))
     monkeypatch.setattr(loop, "finish", lambda *_: {})

@@ -225,6 +225,6 @@ def test_the_store_of_mlflow_holds_every_row_once(tmp_path):
         assert sorted(stored[name]) == pairs
     results = stored_metrics(tmp_path / "run")
     assert stored["test/mAP"] == [[8, results["test"]["mAP"]]]
-    assert params["train.batch_size"] == "50"
+    assert params["train.batch_size"] == "15"
     assert {"results.json", "per_class.csv", "config.json"} <= set(files)
     assert state == "FINISHED"

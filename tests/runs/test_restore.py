@@ -6,14 +6,15 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import published_run
-from helpers.published_run import CLASSES, publish, write_run
+from helpers import tiny
+from helpers.runs import CLASSES, Runs, published_config, write_published
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models import rules
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs.assemble import abstract_parts, assemble, cast_frozen, preprocess_for, trainable_rules
@@ -25,13 +26,14 @@ SPACE = synthetic_label_space(len(CLASSES), 1)
 
 @pytest.fixture
 def config(tmp_path):
-    with published_run.config_of(tmp_path) as config:
-        yield config
+    """The config of a run on the backbone `tiny`, whose published weights a test may change."""
+    with Runs(tmp_path).world():
+        yield published_config()
 
 
 def test_a_run_does_not_resume_with_other_frozen_weights(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
-    parts, _ = write_run(folder, config)
+    parts, _ = write_published(folder, config)
     require_same_frozen(folder, parts)
     other = replace(parts, frozen={path: value + 1 for path, value in parts.frozen.items()})
     assert "differ from the weights that" in refusal(require_same_frozen, folder, other)
@@ -40,7 +42,7 @@ def test_a_run_does_not_resume_with_other_frozen_weights(config, tmp_path, refus
 
 def test_a_resume_reads_the_frozen_weights_once_for_their_fingerprint(config, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     calls = []
     monkeypatch.setattr(assembling, "fingerprint", lambda frozen: calls.append(frozen) or fingerprint(frozen))
     parts = parts_of_run(folder, config, SPACE)
@@ -52,7 +54,7 @@ def test_a_resume_reads_the_frozen_weights_once_for_their_fingerprint(config, tm
 def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
     config.model.frozen_dtype, config.model.backbone.weights = "bfloat16", "none"
     folder = RunFolder(tmp_path / "run")
-    parts, _ = write_run(folder, config)
+    parts, _ = write_published(folder, config)
     for path, value in parts.frozen.items():
         assert value.dtype == (jnp.bfloat16 if path.endswith("/kernel") else jnp.float32), path
     run = open_run(folder)
@@ -97,7 +99,7 @@ def test_images_are_normalized_as_the_config_says():
 
 def test_metadata_files_of_a_run_folder(config, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    parts, _ = write_run(folder, config)
+    parts, _ = write_published(folder, config)
     assert folder.read_text("labels.txt") == "a\nb\nc\n"
     assert folder.read_json("thresholds.json") == {"thresholds": {"a": 0.5, "b": 0.5, "c": 0.5}}
     assert folder.read_json("preprocess.json") == {"image_size": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
@@ -113,9 +115,9 @@ def test_metadata_files_of_a_run_folder(config, tmp_path):
 def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_path, refusal, weights, stored):
     config.model.backbone.weights = weights
     folder = RunFolder(tmp_path / "run")
-    parts, _ = write_run(folder, config)
+    parts, _ = write_published(folder, config)
     assert (folder / "frozen.safetensors").exists() == stored
-    publish(tmp_path, seed=6)
+    tiny.write_weights(tmp_path / "cache" / "tiny.safetensors", catalog.entry("tiny"), seed=6)
     if stored:
         run = open_run(folder)
         for path, value in parts.frozen.items():
@@ -130,7 +132,7 @@ def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_pat
 def test_folders_that_cannot_be_opened_are_refused(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
     assert refusal(open_run, folder).startswith("there is no run folder ")
-    write_run(folder, config)
+    write_published(folder, config)
     sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
     assert sentence == (
         "--config.model.dtype cannot differ from the trained run's; keys under data, eval, calibration, metrics, "
@@ -214,7 +216,7 @@ _DAMAGE = {
 @pytest.mark.parametrize("name", ["config.json", "backbone.json", "preprocess.json", "label_space.npz"])
 def test_a_damaged_file_is_named(config, tmp_path, refusal, name):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     good = (folder / name).read_bytes()
     for damage, content in _DAMAGE.items():
         (folder / name).write_bytes(good[: len(good) // 2] if content is None else content)
@@ -225,7 +227,7 @@ def test_a_damaged_file_is_named(config, tmp_path, refusal, name):
 
 def test_a_value_of_another_kind_is_damage(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     stored = folder.read_json("preprocess.json")
     for key, value in (("mean", [0.5]), ("mean", None), ("std", [0.5, 0.5, "x"])):
         folder.write_json("preprocess.json", {**stored, key: value})
@@ -234,7 +236,7 @@ def test_a_value_of_another_kind_is_damage(config, tmp_path, refusal):
 
 def test_a_label_space_whose_arrays_do_not_fit_together_is_damaged(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     arrays = folder.read_npz("label_space.npz")
     changes = {name: arrays[name][:-1] for name in ("names", "positives", "co_group", "dc_group")}
     for name, value in {**changes, "together": np.array([[len(CLASSES)], [0], [1]])}.items():
@@ -244,7 +246,7 @@ def test_a_label_space_whose_arrays_do_not_fit_together_is_damaged(config, tmp_p
 
 def test_checkpoints_have_a_name_or_a_number(config, tmp_path, refusal):
     folder = RunFolder(tmp_path / "run")
-    write_run(folder, config)
+    write_published(folder, config)
     for which in ("last", "-1", "1.5", "", "٣"):
         assert refusal(open_run, folder, which=which) == (
             f"--checkpoint={which} is not best, latest or the step of a checkpoint"

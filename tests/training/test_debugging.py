@@ -3,6 +3,7 @@
 import jax
 import pytest
 from helpers import tiny
+from helpers.runs import recipe
 
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.runs.folder import RunFolder
@@ -10,8 +11,9 @@ from mlmoe_jax.training import loop
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("run")
 def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
-    config = tiny.small_training(monkeypatch)
+    config = recipe("probe")
     tiny.use_scenes(monkeypatch, train=8, val=4, test=4, test_shift=4)
     config.train.epochs, config.train.batch_size, config.eval.batch_size, config.report.samples = 1, 8, 4, 0  # one step
     config.data.val_split, config.eval.select_on = "", "none"

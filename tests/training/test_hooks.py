@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers.runs import recipe
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.errors import UserError
@@ -40,10 +40,9 @@ def test_hooks_are_called_and_closed_in_order_also_after_an_error():
 
 
 # ------------------------------------------------------------------------------------------------- steps not finite
-@pytest.fixture(scope="module")
-def config():
-    with pytest.MonkeyPatch.context() as patch:
-        yield tiny.small_training(patch)
+@pytest.fixture
+def config(run):
+    return recipe("probe", checkpoint__every_epochs=1.0)
 
 
 @pytest.fixture

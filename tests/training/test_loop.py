@@ -1,6 +1,5 @@
 """The training loop as a whole: a small run, stopped and resumed, and the four sources of initial values."""
 
-import contextlib
 import copy
 import dataclasses
 import io
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import tiny
+from helpers.runs import MIDDLE, STEPS, recipe, train_until
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
@@ -32,37 +31,16 @@ from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runs.thresholds import read_thresholds
-from mlmoe_jax.runtime.preemption import StopRequest
 from mlmoe_jax.training import hooks, loop
 from mlmoe_jax.training.experiment import Experiment
 from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import Stopped, train
 
-STEPS, MIDDLE = 6, 3
-
 
 @pytest.fixture(scope="module")
-def config():
-    with pytest.MonkeyPatch.context() as patch:
-        small = tiny.small_training(patch)
-        small.checkpoint.every_epochs = 1 / 3
-        yield small
-
-
-def train_until(step: int, config, folder: RunFolder) -> None:
-    """Train as if SIGTERM arrived while the row of step `step` is written."""
-    asked, append = StopRequest(), RunFolder.append_row
-
-    def append_and_ask(self, row):
-        append(self, row)
-        if row["step"] == step:
-            asked.set()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "append_row", append_and_ask)
-        patch.setattr("mlmoe_jax.training.loop.stop_requests", lambda: contextlib.nullcontext(asked))
-        with pytest.raises(Stopped, match=f"stopped at step {step} of {STEPS}"):
-            train(config, folder)
+def config(runs):
+    with runs.world():
+        yield recipe("probe")
 
 
 def test_a_stop_while_waiting_for_a_batch_is_saved(config, tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import tiny
 from helpers.bench import Bench, drawn_batch
+from helpers.runs import recipe
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
@@ -95,11 +95,9 @@ def test_images_are_compared_within_the_parts_of_a_batch(kind):
 
 # ------------------------------------------------------------------------------------------------------ training loop
 @pytest.fixture
-def config(monkeypatch):
-    config = tiny.small_training(monkeypatch)
-    config.data.known_positives, config.train.batch_size = "one", 8
-    config.loss.expected_positives, config.loss.large_loss_rate = 2.0, 0.05
-    return config
+def config(run):
+    few = {"data__known_positives": "one", "loss__expected_positives": 2.0, "loss__large_loss_rate": 0.05}
+    return recipe("probe", train__batch_size=8, **few)
 
 
 def arrays(folder: RunFolder, step: int) -> dict:

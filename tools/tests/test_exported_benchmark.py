@@ -2,19 +2,15 @@
 
 import numpy as np
 import pytest
-from helpers import published_run, tiny
+from helpers import tiny
 
 from benchmarks import exported
-from mlmoe_jax.runs.folder import RunFolder
 
 
-def test_a_split_is_read_as_in_evaluation(tmp_path, monkeypatch):
-    tiny.use_scenes(monkeypatch)
-    with published_run.config_of(tmp_path) as config:
-        published_run.write_run(RunFolder(tmp_path / "run"), config)
-    images, label, mask = exported.read_split(RunFolder(tmp_path / "run"), "val")
-    assert (images.shape, images.dtype) == ((tiny.SCENES["val"], 8, 8, 3), np.uint8)
-    assert label.shape == mask.shape == (tiny.SCENES["val"], 10)
+def test_a_split_is_read_as_in_evaluation(run):
+    images, label, mask = exported.read_split(run("published").folder, "val")
+    assert (images.shape, images.dtype) == ((tiny.FEW["val"], 8, 8, 3), np.uint8)
+    assert label.shape == mask.shape == (tiny.FEW["val"], 10)
     assert 0 < label.mean() < 1
 
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import published_run
 from helpers.devices import run_python
 from helpers.documents import blocks
 from helpers.exported import CNNS, ON_RESNET, ON_VIT, model_of, operations, random_run
 from helpers.label_trees import violations
 from helpers.paths import REPOSITORY
+from helpers.runs import CALIBRATION, CLASSES
 from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
@@ -54,15 +54,14 @@ np.savez(scores, read=model(np.stack([model.read(path) for path in paths])), **f
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(runs, tmp_path_factory):
     """A run, one image file of each kind, and the exported folder."""
     folder = tmp_path_factory.mktemp("exported")
-    with published_run.config_of(folder) as config:
-        config.model.frozen_dtype = "bfloat16"
-        config.model.head.graph.word_vectors = f"{folder}/vectors.txt"
-        published_run.write_run(RunFolder(folder / RUN), config)
-        write_thresholds(RunFolder(folder / RUN), Thresholds(LIMITS, calibration=published_run.CALIBRATION))
-        assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo").exit_code == 0
+    changes = {"model__frozen_dtype": "bfloat16", "model__head__graph__word_vectors": f"{folder}/vectors.txt"}
+    with runs.world():
+        run = runs("published", **changes).copy(folder / RUN).folder
+        write_thresholds(run, Thresholds(LIMITS, calibration=CALIBRATION))
+        assert export.export_run(run, str(folder / "out"), "stablehlo").exit_code == 0
         yield folder
 
 
@@ -116,7 +115,7 @@ def test_the_folder_describes_itself(made):
     assert {path.name for path in out.iterdir()} == names
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "no file is for its owner only"
     described = json.loads((out / "model.json").read_text())
-    assert described["labels"] == list(published_run.CLASSES)
+    assert described["labels"] == list(CLASSES)
     assert (described["thresholds"], described["calibrated_on"]) == ([0.25, None, 0.5], "val")
     assert described["input"]["shape"] == ["B", 8, 8, 3]
     assert described["model"]["head"]["graph"]["word_vectors"] == "vectors.txt"
@@ -172,7 +171,7 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
     assert f"; {len(run.values)} tensors, " in outcome.text()
     with safe_open(tmp_path / "always.safetensors", "np") as opened:
         described = json.loads(opened.metadata()["description"])
-    assert described["labels"] == list(published_run.CLASSES)
+    assert described["labels"] == list(CLASSES)
     assert described["calibrated_on"] is None, "there is no program that corrects scores"
 
     monkeypatch.chdir(made)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import published_run, tiny
+from helpers import tiny
 from helpers.exported import ON_VIT, model_of, operations, random_run
 from PIL import Image
 from scipy.special import logit
@@ -29,16 +29,15 @@ def library():
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(runs, tmp_path_factory):
     """A run without its data set, and a folder with 20 images."""
     folder = tmp_path_factory.mktemp("quantized")
     (folder / "images").mkdir()
     draw = np.random.default_rng(3).integers
     for name in range(20):
         Image.fromarray(draw(0, 256, (9, 8, 3)).astype(np.uint8)).save(folder / "images" / f"{name}.png")
-    with published_run.config_of(folder) as config:
-        config.data.name, config.data.root = "csv", str(folder / "absent")
-        published_run.write_run(RunFolder(folder / "run"), config)
+    with runs.world():
+        runs("published", data__name="csv", data__root="/absent").copy(folder / "run")
         yield folder
 
 
@@ -146,5 +145,5 @@ def test_images_for_another_format_and_without_a_data_set_are_refused(made, tmp_
     sentence = refusal(export.export_run, folder, output, "onnx", count=5)
     assert sentence == "--format=onnx does not take --images and --calibration-images here; leave it out"
     sentence = refusal(export.export_run, folder, output, "onnx_int8")
-    assert str(made / "absent") in sentence
+    assert "/absent" in sentence
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers import hub_site, published_run
+from helpers import hub_site
+from helpers.runs import CALIBRATION, write_published
 from helpers.scored_run import write_results
 from safetensors.numpy import load, load_file, save
 
@@ -23,6 +24,7 @@ from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared_model import FILES, LAYOUT, run_folder, selection_origin
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
+from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
 
@@ -31,17 +33,15 @@ METRICS = {"mAP": 0.75, "CF1@0.5": 0.5, "ECE_pooled": 0.125, "precision@1": floa
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(runs, tmp_path_factory):
     """A finished run whose config names places of this machine, and its config."""
-    folder = tmp_path_factory.mktemp("shared")
-    with published_run.config_of(folder) as config:
-        config.data.root, config.log.wandb, config.data.test_splits = "/home/me/images", "my-project", ("test",)
-        for key in ("corrections", "tree", "known_positives"):
-            config.data[key] = f"/home/me/{key}.txt"
-        config.serve.folder, config.loss.kind = "/home/me/images", "an"
-        run = RunFolder(folder / "run")
-        published_run.write_run(run, config)
-        write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}, published_run.CALIBRATION))
+    folder, places = tmp_path_factory.mktemp("shared"), {"data__root": "/home/me/images", "log__wandb": "my-project"}
+    for key in ("corrections", "tree", "known_positives"):
+        places[f"data__{key}"] = f"/home/me/{key}.txt"
+    with runs.world():
+        of_me = {"data__test_splits": ("test",), "serve__folder": "/home/me/images", "loss__kind": "an", **places}
+        run, config, *_ = runs("published", **of_me).copy(folder / "run")
+        write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}, CALIBRATION))
         scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.6, 0.3]])
         codes = np.array([[1, 0, 0], [0, 1, 0]], np.int8)
         scored = SplitScores("test", np.array(["/home/me/1.jpg", "2.jpg"]), scores, codes)
@@ -161,9 +161,9 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     _, config = made
     own = config.copy_and_resolve_references()
     own.model.backbone.weights = str(tmp_path / "mine.safetensors")
-    shutil.copy(Path(made[0].path).parent / "cache" / "tiny.safetensors", own.model.backbone.weights)
+    shutil.copy(cache_folder() / "tiny.safetensors", own.model.backbone.weights)
     run = RunFolder(tmp_path / "run")
-    published_run.write_run(run, own)
+    write_published(run, own)
     write_results(run, {"test": METRICS}, read_scores(made[0])["test"])
     assert share.push(run, "user/own").exit_code == 0
     files = hub.repositories["user/own"]["main"]
