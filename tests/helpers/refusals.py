@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.storage import LOCK
 
 # What can happen to the content of a file.
 EMPTY: Callable[[bytes], bytes] = lambda content: b""  # noqa: E731
@@ -125,7 +126,10 @@ def assert_sentence(text: str) -> str:
 
 
 def contents(folder: Path) -> dict[str, bytes | int | None]:
-    """Return the content of every file below a folder, by its name; of a large file its size, and of a folder None."""
+    """Return the content of every file below a folder, by its name; of a large file its size, and of a folder None.
+
+    Without the locks, which a call that is refused later may take.
+    """
 
     def content(path: Path) -> bytes | int | None:
         if path.is_symlink() or not path.is_file():
@@ -133,7 +137,7 @@ def contents(folder: Path) -> dict[str, bytes | int | None]:
         size = path.stat().st_size
         return size if size > LARGE else path.read_bytes()
 
-    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*")}
+    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*") if path.name != LOCK}
 
 
 def run_command(*arguments: str) -> int:
