@@ -1,5 +1,7 @@
-"""The outcome of a command: it succeeded, or it was refused in one sentence."""
+"""The outcome of a command: it succeeded, or it was refused in one sentence; and the tables that it writes."""
 
+import csv
+import json
 import subprocess
 
 
@@ -18,3 +20,14 @@ def refused(done: subprocess.CompletedProcess, *parts: str) -> str:
     for part in parts:
         assert part in sentences[0]
     return sentences[0]
+
+
+def printed(done: subprocess.CompletedProcess):
+    """Assert exit code 0 and return what the command printed with --json."""
+    return json.loads(succeeded(done).stdout)
+
+
+def csv_rows(path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,11 +1,15 @@
-"""Small data sets to pack, and comparisons of packed ones."""
+"""Small data sets to pack, packed ones, and comparisons of them."""
 
+import functools
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mlmoe_jax.apps.tools import pack as packing
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources.voc import VOC_CLASSES
 from mlmoe_jax.data.split import Split
@@ -45,6 +49,21 @@ def write_voc(root: Path) -> None:
             exif = Image.Exif()
             exif[0x0112] = 6 if name == "t6" else 1
             smooth_image(*SIZES[row], len(split) * 100 + row).save(folder / "JPEGImages" / f"{name}.jpg", exif=exif)
+
+
+@functools.cache
+def _packed_files() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "SHARD_IMAGES", 3)
+        write_voc(Path(folder, "voc"))
+        packing.pack(config_of(Path(folder, "voc")), Path(folder, "out"))
+        return files_of(Path(folder, "out"))
+
+
+def write_packed(folder: Path) -> None:
+    """Write the VOC folder of `write_voc` as packed in shards of 3 images."""
+    for name, content in _packed_files().items():
+        (folder / name).write_bytes(content)
 
 
 def files_of(folder) -> dict[str, bytes]:

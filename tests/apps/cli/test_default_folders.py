@@ -1,7 +1,6 @@
 """The folders that a command finds by itself: that of the run and that of the data."""
 
 import pytest
-from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.papers import sweep as sweeps
 from mlmoe_jax.config import default_config
@@ -16,21 +15,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLMOE_DATA", raising=False)
     return tmp_path
-
-
-def test_the_literal_command_says_what_it_lacks_and_leaves_nothing(place, command):
-    done = command(f"--config={REPOSITORY}/configs/mlvpt_dinov2.py")
-    assert done.returncode == 2
-    first, error = done.stderr.splitlines()
-    assert first == "run folder: runs/mlvpt_dinov2"
-    for part in (
-        "no folder data/coco2014",
-        "needs annotations, train2014 and val2014",
-        "https://cocodataset.org",
-        "docs/datasets.md#coco-2014",
-    ):
-        assert part in error
-    assert not list(place.iterdir())
 
 
 def test_the_run_folder_of_a_command_without_one(place, command, monkeypatch):
@@ -72,8 +56,3 @@ def test_a_sweep_does_not_take_the_choices_of_a_run_beside_it(place, command, mo
     command("--config=choose.py")
     command("--config=choose.py", "--sweep=config.seed=0,1")
     assert epochs == [7, 5, 5]
-
-
-@pytest.mark.parametrize("mode", ["eval", "thresholds", "report", "export", "predict"])
-def test_what_reads_a_run_needs_its_folder(place, command, mode):
-    assert "required: --workdir" in command(f"--mode={mode}").stderr

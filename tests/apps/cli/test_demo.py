@@ -57,10 +57,3 @@ def test_photographs_are_found_in_scikit_image(tmp_path, monkeypatch, refusal):
     assert find_images([MODEL]).paths == [str(tmp_path / "data" / "chelsea.png")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "`pip install scikit-image`" in refusal(find_images, [MODEL])
-
-
-def test_other_names_are_refused(refusal, capsys):
-    assert "there is demo:photographs" in refusal(run_folder, "demo:birds")
-    assert "there are no images demo:birds: demo:photographs are" in refusal(find_images, ["demo:birds"])
-    assert main(["--mode=report", f"--workdir={MODEL}"]) == 2
-    assert "is for --mode=predict, serve, export" in capsys.readouterr().err

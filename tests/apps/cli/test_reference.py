@@ -83,21 +83,6 @@ def test_help_of_an_open_section_says_so():
     assert describe_config("loss.terms.mine").startswith("loss.terms.mine=0.0 (a number)")
 
 
-@pytest.mark.parametrize(
-    ("topic", "says"),
-    [
-        ("optm", "does not exist; did you mean 'optim'?"),
-        ("learning_rate", "does not exist; did you mean 'optim.learning_rate'?"),
-        ("zzz", "does not exist; there are seed, data, "),
-    ],
-)
-def test_help_of_something_unknown(topic, says, refusal, capsys):
-    sentence = refusal(describe_config, topic)
-    assert sentence.startswith(f"config section or key '{topic}' {says}")
-    assert main([f"--help={topic}"]) == 2
-    assert capsys.readouterr().err == f"error: {sentence}\n"
-
-
 @pytest.mark.variants("code")
 @pytest.mark.parametrize(
     ("code", "unused"),

@@ -1,11 +1,11 @@
 """Published numbers beside those of runs: what is measured, and how it is shown and written."""
 
-import csv
 import json
 import math
 
 import numpy as np
 import pytest
+from helpers.commands import csv_rows
 from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
@@ -172,8 +172,7 @@ def test_on_other_data_there_is_no_difference(tmp_path):
 def test_files(two):
     request, outcomes, folder = two
     write_tables(request, outcomes, folder)
-    with open(folder / "mlvpt.2.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "mlvpt.2.csv")
     assert len(rows) == 4 * 3
     last = rows[-3]
     assert (last["column"], last["metric"], last["published"]) == ("mAP", "mlvpt/mAP", "96.4")
@@ -218,8 +217,7 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
     entries = json.loads(capsys.readouterr().out)
     assert len(entries) == 10 * 3
     assert all(entry["ours"] is not None for entry in entries)
-    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 30
+    assert len(csv_rows(tmp_path / "mlvpt.fig3-digits.csv")) == 30
     assert main([*FLAGS, "--table=mlvpt.fig7", f"--workdir={tmp_path}"]) == 0
     after = f"--workdir={tmp_path}/mlvpt_dinov2,dataset=digits --against={tmp_path}/vpt,dataset=digits"
     assert after in capsys.readouterr().err, "the command that shows the figure"
@@ -235,7 +233,6 @@ def test_a_run_with_another_config_is_not_in_the_table(trainings, tmp_path, caps
     assert main([*flags, "--only=GVPT"]) == 0
     told = "vpt,dataset=digits is not in the table, because it was trained differently: train.epochs was 1 and is 8"
     assert capsys.readouterr().err.count(told) == 1
-    with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
-        ours = {row["row"].partition(",")[0]: row["ours"] for row in csv.DictReader(file)}
+    ours = {row["row"].partition(",")[0]: row["ours"] for row in csv_rows(tmp_path / "mlvpt.fig3-digits.csv")}
     assert ours["GVPT"]
     assert not ours["VPT"]

@@ -10,7 +10,6 @@ from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers.paper import PAPERS, load_paper
 from mlmoe_jax.apps.papers.request import WORKDIR, commands_after, dry_run, parse_request
 from mlmoe_jax.config import load_config, validate
-from mlmoe_jax.main import main
 from mlmoe_jax.runs.assemble import preprocess_for
 
 TABLES = [result.id for name in PAPERS for result in load_paper(name).tables()]
@@ -84,26 +83,6 @@ def test_what_comes_afterwards_needs_all_its_runs():
     assert "--against=runs/reproduce/hsq_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
     (command,) = commands_after(parse_request("drmoe.fig4"), WORKDIR)
     assert command.count("dataset=coco2014") == 2, "figure 4 is on COCO, the gains of table 6 on VOC 2007"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--table=mlvpt.1", "--root=voc2007=/data"], "--root names voc2007, which the rows of mlvpt.1 do not use"),
-        (["--table=mlvpt.1", "--seeds=0,x"], "not a list of integers"),
-        (["--table=mlvpt.1", "--only=nothing"], "no row of the table matches --only=nothing"),
-        (["--table=drmoe.5", "--config.model.head.routing.gate_hidden=3"], "gate_hidden is set by drmoe.5 itself"),
-        (["--table=drmoe.5", "--seeds=1", "--config.seed=3"], "seed is set by drmoe.5 itself"),
-        (["--table=drmoe.9"], "--table=drmoe.9 is not among mlvpt.1, "),
-        ([], "required: --table"),
-    ],
-)
-def test_user_errors(arguments, part, capsys):
-    assert main(["--mode=reproduce", "--dry-run", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("error: ")
-    assert part in shown.err
 
 
 def test_a_dry_run_prints_and_needs_no_jax():

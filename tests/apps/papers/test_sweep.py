@@ -1,11 +1,11 @@
 """A sweep: its trainings, one after another, and the table and plot of their results."""
 
-import csv
 import json
 import math
 import statistics
 
 import pytest
+from helpers.commands import csv_rows
 from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
@@ -58,18 +58,13 @@ def trainings(monkeypatch):
     return trainings
 
 
-def table_of(folder) -> list[dict]:
-    with open(folder / "sweep.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys):
     folder = RunFolder(tmp_path / "new")
     assert sweep(default_config(), folder, {GROUPS: (2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3"]
     assert sweep(default_config(), folder, {GROUPS: (8, 2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
-    rows = table_of(tmp_path / "new")
+    rows = csv_rows(tmp_path / "new" / "sweep.csv")
     metrics = ("val/mAP", "val/OF1@0.5", "test/mAP", "test/OF1@0.5")
     assert list(rows[0]) == [GROUPS, *metrics, "run", "error"]
     assert [row[GROUPS] for row in rows] == ["8", "2", "3"]
@@ -89,16 +84,16 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
     assert "error: 1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4" in err
     assert "num_groups=3  failed: the loss is nan at step 4" in out
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
-    assert [row["error"] for row in table_of(tmp_path)] == ["", "the loss is nan at step 4", ""]
-    assert table_of(tmp_path)[1]["val/mAP"] == ""
+    assert [row["error"] for row in csv_rows(tmp_path / "sweep.csv")] == ["", "the loss is nan at step 4", ""]
+    assert csv_rows(tmp_path / "sweep.csv")[1]["val/mAP"] == ""
     assert (tmp_path / "sweep.png").exists()
     del trainings["num_groups=3"]
     assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == 0
     assert trainings.ran[3:] == ["num_groups=3"]
-    assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
+    assert [row["error"] for row in csv_rows(tmp_path / "sweep.csv")] == [""] * 3
     trainings["seed=0"] = UserError("no data")
     assert sweep(default_config(), RunFolder(tmp_path / "none"), {"seed": (0,)}) == USER_ERROR
-    assert [row["error"] for row in table_of(tmp_path / "none")] == ["no data"]
+    assert [row["error"] for row in csv_rows(tmp_path / "none" / "sweep.csv")] == ["no data"]
     assert not (tmp_path / "none" / "sweep.png").exists()
 
 
@@ -107,7 +102,7 @@ def test_a_stop_ends_the_sweep(trainings, tmp_path):
     with pytest.raises(Stopped):
         sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)})
     assert trainings.ran == ["seed=0", "seed=1"]
-    assert [row["seed"] for row in table_of(tmp_path)] == ["0"]
+    assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["0"]
 
 
 def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
@@ -116,7 +111,7 @@ def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsy
     with folder.below("seed=0").writing():
         assert sweep(default_config(), folder, swept) == 0
         assert trainings.ran == ["seed=1"]
-        assert [row["seed"] for row in table_of(tmp_path)] == ["1"]
+        assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["1"]
         out, err = capsys.readouterr()
         assert "run 1 of 2, seed=0: skipped, as another process is training it" in err
         assert out.splitlines()[1].split(maxsplit=1) == ["seed=0", "another process is training it"]
@@ -142,14 +137,14 @@ def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings,
     monkeypatch.setattr(grid, "train", meanwhile)
     assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)}) == 0
     assert trainings.ran == ["seed=1", "seed=2", "seed=0"]
-    assert [row["seed"] for row in table_of(tmp_path)] == ["0", "1", "2"]
+    assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["0", "1", "2"]
 
 
 def test_configs_are_swept(trainings, tmp_path):
     names = ("linear_probe:dataset=digits", "mlvpt_digits")
     bases = grid.method_points(names, [("train.epochs", "3"), ("report.samples", "0")])
     assert sweeping.sweep(combine_axes(bases, {"seed": (0, 1)}), RunFolder(tmp_path)).exit_code == 0
-    rows = table_of(tmp_path)
+    rows = csv_rows(tmp_path / "sweep.csv")
     assert [(row["config"], row["seed"]) for row in rows] == [(name, seed) for name in names for seed in "01"]
     assert trainings.ran[2:] == ["config=mlvpt_digits,seed=0", "config=mlvpt_digits,seed=1"]
     stored = [configuration.from_json((tmp_path / name / CONFIG).read_text()) for name in trainings.ran]

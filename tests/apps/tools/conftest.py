@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 from etils.epath import testing as epath_testing
-from helpers.packing import config_of, write_voc
+from helpers.packing import write_packed, write_voc
 
-from mlmoe_jax.apps.tools.pack import pack
+from mlmoe_jax.runs.folder import RunFolder
 
 
 @pytest.fixture
@@ -17,9 +17,20 @@ def small_voc(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def packed_folder(small_voc, tmp_path):
-    pack(config_of(small_voc), tmp_path / "out")
-    return tmp_path / "out"
+def packed_folder(tmp_path):
+    """The VOC folder, packed in shards of 3 images."""
+    write_packed(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def color_folder(tmp_path, monkeypatch):
+    """A run folder in the working directory, for a model whose scores follow from the color of an image."""
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    folder.write_json("config.json", {})
+    (tmp_path / "run" / "checkpoints").mkdir()
+    return folder
 
 
 @pytest.fixture

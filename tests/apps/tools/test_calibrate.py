@@ -114,35 +114,3 @@ def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
             (folder / "results.json").unlink()
         write_fixed(folder, "abc", 0.5)
         assert bool(read_thresholds(folder).calibration) == kept
-
-
-def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
-    assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("thresholds.split", "test")])
-    assert "not of vla" in refusal(calibrate_run, folder, [("thresholds.split", "vla")])
-    for key in ("eval.threshold", "thresholds.goal", "calibration.use"):
-        assert f"--config.{key} cannot be set here; only calibration.m" in refusal(calibrate_run, folder, [(key, "1")])
-    assert "only thresholds.split, " in refusal(fit_run, folder, [("calibration.method", "platt")])
-    with folder.writing():
-        assert "its end replaces the thresholds" in refusal(calibrate_run, folder)
-    assert "has no results.json" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
-    small = write_run(tmp_path / "small", drawn_split("val", 20))
-    assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)
-    bare = write_run(tmp_path / "bare", drawn_split("test"), data__val_split="", eval__select_on="test")
-    assert "no validation split to fit on" in refusal(calibrate_run, bare)
-    for run in (folder, small, bare):
-        assert not (run / "thresholds.json").exists(), "no file is written"
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{}, {"scale": "x", "offset": 0}, 5],
-)
-def test_damaged_calibrations(folder, refusal, entry, capsys):
-    calibrate_run(folder)
-    stored = folder.read_json("thresholds.json")
-    stored["calibration"]["labels"]["b"] = entry
-    folder.write_json("thresholds.json", stored)
-    assert "thresholds.json is damaged" in refusal(read_thresholds, folder)
-    del stored["calibration"]["labels"]["b"]
-    folder.write_json("thresholds.json", stored)
-    assert "no calibration for label b" in refusal(read_thresholds(folder).correction, "abc")

@@ -152,25 +152,3 @@ def test_text_json_and_file_of_a_comparison(two, tmp_path):
     assert len(rows) == 13 + 3
     assert float(rows["AP of b"]["low"]) == found.ap["b"].low
     assert list(compare_folders(a, b, split="val").document) == ["val"]
-
-
-def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
-    a, b = two
-    test = drawn_split("test", 40, codes=4)
-    codes = test.codes.copy()
-    codes[[3, 8], 1] = 1 - np.abs(codes[[3, 8], 1])
-    others = {
-        "has no results.json; run --mode=eval": ([], "abc"),
-        "has scores of val, test and": ([drawn_split("holdout", 5)], "abc"),
-        "different labels, such as c;": ([test], "abd"),
-        "the runs have different labels": ([test.with_labels(np.array([0, 1]))], "ab"),
-        "no image of test has scores in both": ([replace(test, ids=np.char.add("other/", test.ids))], "abc"),
-        "2 of 40 images of test have other labels": ([replace(test, codes=codes)], "abc"),
-        "such as test/3.jpg at label b": ([replace(test, codes=codes)], "abc"),
-        "no image of test has scores": ([replace(test, scores=np.full(test.scores.shape, np.nan))], "abc"),
-    }
-    for number, (sentence, (tables, names)) in enumerate(others.items()):
-        assert sentence in refusal(compare_runs, a, write_run(tmp_path / f"{number}", *tables, names=names))
-    assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
-    assert "give the folders of two runs" in refusal(compare_folders, a, a)
-    assert "cannot write" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"))

@@ -11,7 +11,6 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds
-from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
@@ -71,7 +70,7 @@ def test_one_threshold_for_a_precision_of_all_labels(tmp_path):
     assert printed["precision"] == 0.75
 
 
-def test_labels_that_cannot_be_fitted():
+def test_labels_without_a_fit_of_their_own():
     scores = np.array([[0.9, 0.8, 0.2], [0.6, 0.7, 0.3], [0.1, 0.1, 0.1]])
     codes = np.array([[1, 0, 0], [0, 1, 2], [0, 0, -1]], np.int8)
     table = replace(drawn_split("val", 3), scores=scores, codes=codes)
@@ -132,31 +131,6 @@ def test_a_level_without_a_goal_sets_the_goal(tmp_path):
         fit_run(folder, [(f"thresholds.{key}", str(value))])
         source = read_thresholds(folder).source
         assert (source["goal"], source[key]) == (key, value)
-
-
-def test_invalid_requests_are_user_errors(tmp_path, refusal):
-    val, test = drawn_split("val"), drawn_split("test")
-    folder = write_run(tmp_path / "run", val, test)
-    assert "there is no run folder" in refusal(fit_run, RunFolder(tmp_path / "none"))
-    assert "has no results.json" in refusal(fit_run, write_run(tmp_path / "unscored"))
-    assert "test, one of data.test_splits" in refusal(fit_run, folder, [("thresholds.split", "test")])
-    assert "has scores of val, test, not of vla" in refusal(fit_run, folder, [("thresholds.split", "vla")])
-    assert "data.test_splits cannot be set" in refusal(fit_run, folder, [("data.test_splits", "()")])
-    assert "thresholds.goal is 'recall'" in refusal(fit_run, folder, [("thresholds.goal", "recall")])
-    assert "thresholds.precision is 2.0" in refusal(fit_run, folder, [("thresholds.precision", "2")])
-    bare = write_run(tmp_path / "bare", test, data__val_split="", eval__select_on="test")
-    assert "no validation split" in refusal(fit_run, bare)
-    empty = write_run(tmp_path / "empty", replace(val, codes=np.zeros_like(val.codes)))
-    assert "no label has a positive among the 40 images of val" in refusal(fit_run, empty)
-    unread = write_run(tmp_path / "unread", replace(val, scores=np.full(val.scores.shape, np.nan)))
-    assert "no label has a positive among the 0" in refusal(fit_run, unread)
-    wrong = write_run(tmp_path / "wrong", replace(val, scores=np.where(val.codes == 1, 0.25, 0.75)))
-    text = refusal(fit_run, wrong, [("thresholds.goal", "precision")])
-    assert "a precision of 0.9 is not reached on val" in text
-    text = refusal(fit_run, folder, [("thresholds.miss_rate", "0.01")])
-    assert "a miss rate of 0.01 needs 99 images with a label, and val has " in text
-    for run in (folder, bare, empty, unread, wrong):
-        assert not (run / "thresholds.json").exists(), "no file is written"
 
 
 def test_fitting_on_training_images_logs_a_warning(tmp_path, caplog):

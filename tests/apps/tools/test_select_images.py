@@ -1,37 +1,28 @@
 """The choice of images to label, with a model whose scores and features follow from the color of an image."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, POSITIVES, color, expected, make_run
+from helpers.commands import csv_rows
 from PIL import Image
 from scipy.stats import entropy
 
-from mlmoe_jax.apps.cli.flags import parse_flags
-from mlmoe_jax.apps.tools.acquisition import METHODS
 from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
-from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.inference.predictor import Predictor
-from mlmoe_jax.main import main
-from mlmoe_jax.runs.folder import RunFolder
 
 COLORS = {"a": (100, 100, 100), "b": (255, 0, 0), "c": (0, 130, 0), "d": (0, 0, 150), "e": (250, 5, 0), "f": (90, 0, 0)}
 
 
 @pytest.fixture
-def select(tmp_path, monkeypatch):
+def select(color_folder, tmp_path, monkeypatch):
     """A function that selects among images of one color; the table of the run has labels of `f`, and none known of `a`.
 
     It returns the rows of the CSV.
     """
-    folder, run = RunFolder(tmp_path / "run"), make_run()
-    folder.write_json("config.json", {})
-    (tmp_path / "run" / "checkpoints").mkdir()
-    with open(tmp_path / "run" / "label_space.npz", "wb") as file:
-        synthetic_label_space(len(NAMES), 1).save(file)
+    run = make_run()
     (tmp_path / "photos").mkdir()
     for name, rgb in COLORS.items():
         Image.fromarray(color(*rgb)).save(tmp_path / "photos" / f"{name}.png")
@@ -40,13 +31,11 @@ def select(tmp_path, monkeypatch):
     data.name, data.root, data.table, data.label_column = "csv", str(tmp_path / "photos"), "labels.csv", ""
     data.val_split, data.test_splits = "", ()
     monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides, checkpoint: Predictor(run, HALVES))
-    monkeypatch.chdir(tmp_path)
 
     def command(method, count, images=("photos",), output=None, **options):
-        target = choose_target(output, folder, select=True)
-        predict_files(folder, images, target, (), select=method, count=count, **options)
-        with open(output or "run/selected.csv", newline="") as file:
-            return list(csv.DictReader(file))
+        target = choose_target(output, color_folder, select=True)
+        predict_files(color_folder, images, target, (), select=method, count=count, **options)
+        return csv_rows(output or "run/selected.csv")
 
     command.data = data
     return command
@@ -93,16 +82,16 @@ def test_labels_are_known_although_another_image_of_the_data_set_is_gone(select)
     assert {row["image"] for row in select("uncertain", 5)} == {f"photos/{name}.png" for name in "abcde"}
 
 
-def test_images_that_cannot_be_read_are_not_chosen(select, refusal, capsys):
+def test_more_images_than_can_be_chosen_are_refused_before_and_after_they_are_read(
+    select, refusal, capsys, monkeypatch
+):
     Path("photos/g.png").write_text("not an image")
     assert {row["image"] for row in select("both", 5)} == {f"photos/{name}.png" for name in "abcde"}
     assert "left out: 1 image that cannot be read" in capsys.readouterr().err
+    Path("run/selected.csv").unlink()
     assert "--count=6 is more than the 5 images without labels that can be chosen" in refusal(select, "both", 6)
-
-
-def test_too_many_images_are_refused_before_any_work(select, refusal, monkeypatch):
     monkeypatch.setattr(Predictor, "embed", None)
-    assert refusal(select, "diverse", 6).startswith("--count=6 is more than the 5 images without labels")
+    assert "--count=7 is more than the 6 images without labels" in refusal(select, "both", 7)
     assert not Path("run/selected.csv").exists()
 
 
@@ -120,13 +109,3 @@ def test_json_lines_and_best_labels_have_the_values_too(select):
         "label_1",
         "score_1",
     ]
-
-
-def test_the_flags_belong_together(refusal, capsys):
-    predict = ["predict", "--workdir=runs/a", "--images=photos"]
-    for alone in ("--select=both", "--count=3"):
-        assert main([*predict, alone]) == 2
-        assert capsys.readouterr().err.startswith("error: --select and --count belong together")
-    for method in METHODS:
-        assert parse_flags([*predict, f"--select={method}", "--count=3"])[0].select == method
-    assert "invalid choice" in refusal(parse_flags, [*predict, "--select=random", "--count=3"])

@@ -137,7 +137,7 @@ def test_the_report_as_text(compiled):
 
 # --------------------------------------------------------------------------------------- verdicts and errors
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_program_that_the_compiler_rejects_does_not_fit(quick):
+def test_a_program_that_is_too_large_for_the_compiler_does_not_fit(quick):
     """Only the message of the compiler is simulated."""
     import jax
 
@@ -166,15 +166,6 @@ def test_the_compiler_accepts_the_options_of_a_quick_check():
     step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
     program = compile_check.StepProgram(SimpleNamespace(lower=lambda: step), {}, batch_size=8, extra_bytes=0)
     assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        step.compile(compiler_options={"optimisation_level": 9})
-
-
-def test_finding_a_batch_needs_a_capacity(refusal):
-    from mlmoe_jax.config import load_config
-
-    sentence = refusal(compile_check.check_steps, load_config("mlvpt_digits", []), find_batch=True)
-    assert "not reported by a cpu device" in sentence
 
 
 @pytest.fixture
@@ -186,11 +177,6 @@ def process(monkeypatch):
     platforms = jax.config.jax_platforms
     yield
     jax.config.update("jax_platforms", platforms)
-
-
-def test_without_libtpu_the_error_names_its_package(refusal, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert 'pip install "jax[tpu]"' in refusal(tpu_devices, "v5e:4x4")
 
 
 def test_libtpu_does_not_look_for_a_tpu(process, monkeypatch, refusal):
@@ -216,10 +202,9 @@ def test_libtpu_does_not_look_for_a_tpu(process, monkeypatch, refusal):
 # -------------------------------------------------------------------------------------------------- with libtpu
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.slow
-def test_a_step_for_a_tpu_slice(process, monkeypatch, refusal):
+def test_a_step_for_a_tpu_slice(process, monkeypatch):
     config = _tiny_config(monkeypatch)
     report = compile_check.check_steps(config, "v5e:2x2")
-    assert "v5e:3x5 is unknown to the TPU compiler" in refusal(tpu_devices, "v5e:3x5")
     assert (report["chips"], report["capacity"], report["fits"]) == (4, 15.75 * GIB, True)
     moved = report["steps"]["train"]["collectives"]
     assert set(moved) == {"all-reduce"}

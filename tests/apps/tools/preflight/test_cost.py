@@ -139,8 +139,3 @@ def test_the_table_has_one_row_per_config_and_one_per_module(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["config", "linear_probe:dataset=digits", "mlvpt_digits"]
     assert any(line.split() == ["head/classifier", "1,290", "1,290"] for line in lines)
-
-
-def test_summary_needs_one_or_several_configs(capsys):
-    assert main(["--mode=summary"]) == 2
-    assert "needs either --config=FILE or --configs" in capsys.readouterr().err
