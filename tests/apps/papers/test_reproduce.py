@@ -10,6 +10,7 @@ from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid
+from mlmoe_jax.apps.papers.paper import load_paper
 from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, write_tables
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -144,27 +145,31 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
     assert "evaluator of mlvpt" in text
 
 
+def shown(folder, table, trained=None, **flags) -> str:
+    """The text of a table, of which the runs of the rows `trained` are finished."""
+    if trained:
+        finish(parse_request(table, only=trained, dataset=flags.get("dataset", "")), folder)
+    request = parse_request(table, **flags)
+    return comparison_table(request, outcomes_of(request, folder)).text()
+
+
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
-    request = parse_request("mlvpt.1", only="GateVPT,vit_b16_in1k,224")
-    text = comparison_table(request, outcomes_of(request, RunFolder(tmp_path))).text()
-    note = request.paper.numbers["one_of_two"]
+    text, paper = shown(RunFolder(tmp_path), "mlvpt.1", only="GateVPT,vit_b16_in1k,224"), load_paper("mlvpt")
+    note = paper.numbers["one_of_two"]
     (line,) = (line for line in text.splitlines() if "75.6?" in line)
     assert f" {note}, " in line
-    assert f"[{note}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
+    assert f"[{note}] {paper.readings['one_of_two']}" in " ".join(text.split())
 
 
 def test_a_figure_of_images_says_which_runs_are_missing(tmp_path):
-    request, folder = parse_request("mlvpt.fig7"), RunFolder(tmp_path)
-    finish(parse_request("mlvpt.fig7", only="VPT"), folder)
-    lines = comparison_table(request, outcomes_of(request, folder)).text().splitlines()
+    lines = shown(RunFolder(tmp_path), "mlvpt.fig7", trained="VPT").splitlines()
     ours = [line for line in lines if line.split()[:1] == ["ours"]]
     assert ["not reproduced here" in line for line in ours] == [False, True]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
-    request, folder = parse_request("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
-    finish(request, folder)
-    text = comparison_table(request, outcomes_of(request, folder)).text()
+    row = "VPT,dinov2-b,224"
+    text = shown(RunFolder(tmp_path), "mlvpt.2", trained=row, dataset="digits", only=row)
     assert "on digits instead of the published data" in text
     assert "difference" not in text
 

@@ -11,7 +11,6 @@ from mlmoe_jax.apps.tools.calibrate import calibrate_run
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import read_scores
-from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder, read_config
 from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
 
@@ -21,16 +20,17 @@ def folder(tmp_path) -> RunFolder:
     return write_run(tmp_path / "run", drawn_split("val", 100), drawn_split("test", 60, seed=1))
 
 
-def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
+def test_a_run_is_calibrated(folder, capsys):
     before = folder.read_bytes("scores/val.npz")
-    assert main(["--mode=calibrate", f"--workdir={folder}", "--config.calibration.method=temperature"]) == 0
-    out, err = capsys.readouterr()
-    stored = read_thresholds(folder)
-    row = next(line for line in out.splitlines() if line.startswith("ECE_macro"))
-    percents = [f"{100 * stored.calibration[when]['ECE_macro']:.2f}" for when in ("before", "after")]
-    assert row.split()[1:] == percents
-    assert "5-fold cross-validation" in out
-    assert "thresholds.json" in err
+    outcome = calibrate_run(folder, [("calibration.method", "temperature")])
+    stored, shown = read_thresholds(folder), outcome.text()
+    assert json.loads(outcome.json()) == stored.calibration
+    found = [stored.calibration[key] for key in ("split", "images", "method")]
+    assert found == ["val", 100, "temperature"]
+    row = next(line for line in shown.splitlines() if line.startswith("ECE_macro"))
+    assert row.split()[1:] == [f"{100 * stored.calibration[when]['ECE_macro']:.2f}" for when in ("before", "after")]
+    assert "5-fold cross-validation" in shown
+    assert "thresholds.json" in capsys.readouterr().err
     assert folder.read_bytes("scores/val.npz") == before, "the raw scores stay"
     assert stored.limits("abc").tolist() == [0.5] * 3, "a fixed threshold is one of the corrected scores"
 
@@ -95,22 +95,3 @@ def test_a_training_that_is_run_again_keeps_thresholds_that_somebody_has_edited(
     assert set(folder.read_json("thresholds-2.json")["thresholds"].values()) == {0.3}, "a fit keeps them beside"
     fit_run(folder)
     assert not (folder / "thresholds-3.json").exists()
-
-
-def test_the_json_is_the_stored_calibration(folder, capsys):
-    printed = json.loads(calibrate_run(folder).json())
-    assert printed == read_thresholds(folder).calibration
-    assert {key: printed[key] for key in ("split", "images", "method")} == {
-        "split": "val",
-        "images": 100,
-        "method": "platt",
-    }
-
-
-def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
-    calibrate_run(folder)
-    for results, kept in ((True, True), (False, False)):
-        if not results:
-            (folder / "results.json").unlink()
-        write_fixed(folder, "abc", 0.5)
-        assert bool(read_thresholds(folder).calibration) == kept

@@ -85,7 +85,10 @@ def test_similar_images_are_those_with_few_different_bits(monkeypatch):
 # -------------------------------------------------------------------------------------------------------------- report
 @pytest.fixture
 def data_set(tmp_path, monkeypatch):
-    """A function that writes a data set, split -> rows of (file, image, labels), and returns its config."""
+    """A function that writes a data set, and returns its config.
+
+    A row of a split has a file, its content (the number of a photo, bytes, or None), and the code of each label.
+    """
 
     def make(**splits):
         def open_split(data, wanted, **options):
@@ -93,8 +96,9 @@ def data_set(tmp_path, monkeypatch):
             names, images, labels = zip(*splits[wanted], strict=True)
             for name, image in zip(names, images, strict=True):
                 if image is not None:
-                    (tmp_path / name).write_bytes(image)
-            return Split(wanted, CLASSES, np.array(labels, np.int8), names, ImageFiles(tmp_path, names))
+                    (tmp_path / name).write_bytes(photo(image) if isinstance(image, int) else image)
+            codes = np.array([["-012".index(code) - 1 for code in row] for row in labels], np.int8)
+            return Split(wanted, CLASSES, codes, names, ImageFiles(tmp_path, names))
 
         monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", open_split)
         monkeypatch.setattr(check, "find_root", lambda data: data.root)
@@ -105,13 +109,13 @@ def data_set(tmp_path, monkeypatch):
 
 GOOD = {
     "train": [
-        ("1.jpg", photo(1), (1, 1, 0, 0)),
-        ("2.jpg", photo(2, (99, 30)), (1, 1, 0, 2)),
-        ("3.jpg", photo(3), (0, 1, 1, -1)),
-        ("4.jpg", photo(4), (0, 0, 0, 1)),
+        ("1.jpg", 1, "1100"),
+        ("2.jpg", photo(2, (99, 30)), "1102"),
+        ("3.jpg", 3, "011-"),
+        ("4.jpg", 4, "0001"),
     ],
-    "val": [("5.jpg", photo(5), (1, 1, 1, 1))],
-    "test": [("6.jpg", photo(6), (1, 1, 1, 1)), ("7.jpg", photo(7), (1, 0, 0, 0))],
+    "val": [("5.jpg", 5, "1111")],
+    "test": [("6.jpg", 6, "1111"), ("7.jpg", 7, "1000")],
 }
 
 
@@ -141,8 +145,8 @@ def test_the_report_of_a_data_set_without_problems(data_set):
 
 
 def test_missing_and_unreadable_images_are_problems(data_set):
-    splits = GOOD | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
-    splits["test"] = [("6.jpg", b"not an image", (1, 0, 0, 0)), ("7.jpg", photo(7)[:-500], (1, 0, 0, 0))]
+    splits = GOOD | {"val": [("5.jpg", 5, "1000"), ("8.jpg", None, "1000")]}
+    splits["test"] = [("6.jpg", b"not an image", "1000"), ("7.jpg", photo(7)[:-500], "1000")]
     config = data_set(**splits)
     report = check_data(config)
     assert (report["splits"]["val"]["missing"], report["splits"]["val"]["unreadable"]) == (1, 0)
@@ -187,14 +191,14 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
 def test_duplicate_images_are_reported(data_set):
     splits = {
         "train": [
-            ("1.jpg", photo(1), (1, 0, 0, 0)),
-            ("2.jpg", photo(2), (0, 1, 0, 0)),
-            ("2.jpg", None, (0, 1, 0, 0)),
-            ("3.jpg", photo(1), (1, 0, 0, 0)),
-            ("4.jpg", photo(4), (0, 0, 1, 1)),
+            ("1.jpg", 1, "1000"),
+            ("2.jpg", 2, "0100"),
+            ("2.jpg", None, "0100"),
+            ("3.jpg", 1, "1000"),
+            ("4.jpg", 4, "0011"),
         ],
-        "val": [("5.jpg", photo(1), (0, 0, 0, 1)), ("1.jpg", None, (1, 0, 0, 0)), ("6.jpg", photo(6), (1, 0, 0, 0))],
-        "test": [("7.jpg", photo(4, (110, 90)), (0, 0, 1, 1))],
+        "val": [("5.jpg", 1, "0001"), ("1.jpg", None, "1000"), ("6.jpg", 6, "1000")],
+        "test": [("7.jpg", photo(4, (110, 90)), "0011")],
     }
     report = check_data(data_set(**splits))
     found = {

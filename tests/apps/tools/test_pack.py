@@ -84,14 +84,15 @@ def test_packed_data_holds_out_the_same_validation_images(small_voc, tmp_path):
         assert_same_split(open_split(there, name, seed=5), open_split(config.data, name, seed=5))
 
 
-def test_packed_data_has_the_groups_of_its_table(tmp_path):
-    rows = [f"{row}.png,{'xy'[row % 2]},{'' if row == 4 else f'ü{row // 3}'}\n" for row in range(12)]
+def test_packed_data_has_the_groups_of_its_table(tmp_path, caplog):
+    rows = [f"{row}.png,{'xy'[row % 2]},{'' if row == 4 else f'ü{row // 3}'},-\n" for row in range(12)]
     for row in range(12):
         smooth_image(8, 8, row).save(tmp_path / f"{row}.png")
-    (tmp_path / "train.csv").write_text("".join(["image,labels,patient\n", *rows]))
+    (tmp_path / "train.csv").write_text("".join(["image,labels,patient,note\n", *rows]))
     config = config_of(tmp_path, "csv", val_fraction=0.3, group_column="patient", bad_images="skip")
     (tmp_path / "7.png").write_bytes(b"")
     pack(config, tmp_path / "out")
+    assert "train.csv has 1 column that no key of the config names: note" in caplog.text
     assert open_packed(tmp_path / "out", "train").groups == [*["ü0"] * 3, "ü1", "", "ü1", "ü2", "ü2", *["ü3"] * 3]
 
 

@@ -198,11 +198,10 @@ def test_refusals_of_files(case, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
-def flipped(content, at=-60):
-    """Flip a bit of the first image of a shard, before what ends the file."""
-    changed = bytearray(content)
-    changed[at] ^= 1
-    return bytes(changed)
+def flipped(content):
+    """Flip a bit of the second JPEG image of a shard."""
+    at = content.index(b"\xff\xd8", content.index(b"\xff\xd8") + 2) + 300
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
 def open_train(at):
@@ -272,8 +271,16 @@ DAMAGE = [
         for (key, value), call in zip(HOSTILE, itertools.cycle([open_train, verify_all]))
     ),
     of_packed("file of labels", "manifest.json", with_entry("file", "..", 0), open_train, "manifest.json is damaged: "),
-    of_packed("labels", "train.npz", flipped, open_train, "train.npz has changed since it was packed"),
+    of_packed("labels", "train.npz", CUT, open_train, "train.npz has changed since it was packed"),
     of_packed("a shard, verified", SHARD, flipped, verify_all, CHANGED),
+    of_packed(
+        "an image",
+        SHARD,
+        flipped,
+        read(4),
+        f"cannot read JPEGImages/t4.jpg in {{at}}/{SHARD} as an image: the shard is damaged",
+        error=BadImage,
+    ),
     of_packed("a missing shard, verified", SHARD, GONE, verify_all, f"{{at}}/{SHARD} is missing; copy it again"),
     of_packed(
         "a missing shard", SHARD, GONE, read(3), f"{{at}}/{SHARD} is missing or damaged: it has 0 images instead of 3"

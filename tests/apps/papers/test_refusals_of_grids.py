@@ -22,20 +22,21 @@ def of_plan(name, says, make=lambda at: None, **swept):
     """A sweep of one key."""
     ((key, values),) = swept.items()
     points = combine_axes([GridPoint("", {}, default_config())], {key.replace("__", "."): values})
-    return Refusal(name, make, lambda at: plan_runs(points, RunFolder(at)), says)
+    return Refusal(name, make, lambda at: plan_runs(points, RunFolder(at / "sweep")), says)
 
 
 def write_other_run(at):
     other = default_config()
     other.seed = 1
-    folder = RunFolder(at / "seed=0")
+    folder = RunFolder(at / "sweep/seed=0")
     folder.write_text(CONFIG, to_json(other))
     (folder / "checkpoints").mkdir()
 
 
 def link_away(at):
-    (at / "elsewhere").mkdir()
-    (at / "seed=1").symlink_to(at / "elsewhere")
+    for name in ("elsewhere", "sweep"):
+        (at / name).mkdir()
+    (at / "sweep/seed=1").symlink_to(at / "elsewhere")
 
 
 REFUSALS = [
@@ -67,7 +68,7 @@ REFUSALS = [
         write_other_run,
         seed=(2, 0),
     ),
-    of_plan("a link", "seed=1 is a link out of the run folder {at}, to {at}/elsewhere;", link_away, seed=(0, 1)),
+    of_plan("a link", "seed=1 is a link out of the run folder {at}/sweep, to {at}/elsewhere;", link_away, seed=(0, 1)),
 ]
 
 

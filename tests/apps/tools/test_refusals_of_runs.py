@@ -255,9 +255,9 @@ OF_SCORES = [
 
 
 # ------------------------------------------------------------------------------------------------------------ trainings
-def of_pruning(name, reference, *says, **keys):
+def of_pruning(name, *says, **keys):
     overrides = [(key.replace("__", "."), value) for key, value in keys.items()]
-    return Refusal(name, None, lambda at: prune(load_config(reference, overrides), RunFolder(at / "new")), *says)
+    return Refusal(name, None, lambda at: prune(load_config(E2VPT, overrides), RunFolder(at / "new")), *says)
 
 
 def write_other_run(at):
@@ -280,10 +280,9 @@ def prune_in(folder):
 
 E2VPT = "e2vpt:dataset=digits"
 OF_TRAININGS = [
-    of_pruning("prompts that cannot be pruned", "vpt:dataset=digits", "not deep prompts; start from configs/e2vpt.py"),
-    of_pruning("no level can be chosen", E2VPT, "set eval.select_on to val or test", eval__select_on="none"),
-    of_pruning("a level chosen by no metric", E2VPT, "eval.select_metric", eval__select_metric="Brier_pooled"),
-    of_pruning("a level without prompts", E2VPT, "prune.token_levels", prune__token_levels="(1.0,)"),
+    of_pruning("no level can be chosen", "set eval.select_on to val or test", eval__select_on="none"),
+    of_pruning("a level chosen by no metric", "eval.select_metric", eval__select_metric="Brier_pooled"),
+    of_pruning("a level without prompts", "prune.token_levels", prune__token_levels="(1.0,)"),
     Refusal(
         "a run of another mode", write_other_run, prune_in, "holds a run of another mode, which pruning would repl"
     ),

@@ -46,6 +46,7 @@ COMMANDS = {
     "pack --config=mlvpt_digits --output=a.xml --format=cvat --config.pack.short_side=9": "--config.pack.short_side is",
     "summary": "needs either --config=FILE or --configs",
     "summary --config=mlvpt_digits --configs=linear_probe": "needs either --config=FILE or --configs",
+    "prune --config=mlvpt_digits --workdir=new": "prunes the prompts of E2VPT, not group prompts; start from",
     "import --config=mlvpt_digits --workdir=new": "needs --config.init_from",
     "export --workdir=run --output=a": "needs --format; there are stablehlo, onnx",
     "export --workdir=run --output=a.npz --include-frozen=auto": "--format=official does not take --include-frozen",
