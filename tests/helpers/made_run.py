@@ -35,9 +35,7 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
     """Write a run folder whose config has the defaults and `keys`, such as eval__select_on="test"."""
     folder, draw, config = RunFolder(path), np.random.default_rng(seed), configuration.default_config()
     config.data.test_splits = ("test",)
-    for key, value in keys.items():
-        section, _, name = key.partition("__")
-        config[section][name] = value
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
     folder.write_text("config.json", configuration.to_json(config))
     folder.write_text("labels.txt", "".join(f"{name}\n" for name in NAMES))
     folder.write_json("backbone.json", {"name": "vit_digits", "weights": "auto", "frozen_parameters": 1234})

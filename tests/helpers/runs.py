@@ -7,7 +7,7 @@ scored: drawn scores of two splits, and no model.
 report: every file that a report reads (`helpers/made_run.py`).
 published: the smallest of backbones, with published weights, and random values for the rest.
 program: ML-VPT, trained by the program in another process; `done` is what it printed.
-The names of RECIPES: trained in this process. The stage "stopped" is that after half of the steps.
+The names of RECIPES and configs: trained in this process. The stage "stopped" is that after half of the steps.
 """
 
 import contextlib
@@ -16,7 +16,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +27,14 @@ import pytest
 from ml_collections import ConfigDict
 
 from helpers import made_run, scored_run, small_program, tiny
+from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import default_config, load_config, use_adapter
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs import checkpoint, digests
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import write_run_metadata
 from mlmoe_jax.runtime.preemption import StopRequest
 from mlmoe_jax.training.loop import Stopped, train
@@ -49,25 +52,28 @@ SMALL = {
     "eval.every_epochs": 1,
     "ema.decay": 0.9,
     "checkpoint.every_epochs": 1 / 3,
+    "checkpoint.keep": 9,
     "report.samples": 0,
     "log.tensorboard": False,
 }
-# kind -> config, and the keys beside SMALL.
+FIXED = {"data.cache_features": "float32", "train.fit": "logistic", "loss.kind": "bce"}
+# kind -> config, and the keys beside SMALL; any other kind is a config.
 RECIPES = {
     "probe": ("", {}),
-    "logistic": (
-        "linear_probe:dataset=digits",
-        {"data.cache_features": "float32", "eval.select_on": "none", "loss.kind": "bce", "train.fit": "logistic"},
+    "logistic": ("linear_probe:dataset=digits", FIXED | {"eval.select_on": "none", "thresholds.at_end": True}),
+    "pruned": (
+        "e2vpt:dataset=digits,prompts=4,key_values=2",
+        {"prune.token_levels": (0.25, 0.5), "prune.segment_levels": (0.5,)},
     ),
 }
+TRAIN = {"pruned": prune}
 # The labels of the kind `published`, and a calibration of its scores.
 CLASSES = ("a", "b", "c")
 CALIBRATION = {
     "split": "val",
     "labels": {
-        "a": {"scale": 0.5, "offset": 0.25},
-        "b": {"scale": 2.0, "offset": -1.0},
-        "c": {"scale": 1.5, "offset": 0.5},
+        name: {"scale": scale, "offset": offset}
+        for name, scale, offset in zip(CLASSES, (0.5, 2.0, 1.5), (0.25, -1.0, 0.5), strict=True)
     },
 }
 
@@ -131,12 +137,13 @@ class Runs:
             start = small_program.program_in(self._folder / "cache", COLUMNS="200")
             done = start("--config=mlvpt_digits", f"--workdir={folder}", "--json", *small_program.SMALL)
             assert done.returncode == 0, done.stderr
-            return Made(folder, results=json.loads(done.stdout), done=done)
+            overrides = [tuple(flag.removeprefix("--config.").split("=")) for flag in small_program.SMALL]
+            return Made(folder, load_config("mlvpt_digits", overrides), json.loads(done.stdout), done)
         config = recipe(kind, **changes)
         if stage == "stopped":
-            train_until(MIDDLE, config, folder)
+            train_until(MIDDLE, config, folder, TRAIN.get(kind, train))
             return Made(folder, config)
-        return Made(folder, config, train(config, folder))
+        return Made(folder, config, TRAIN.get(kind, train)(config, folder))
 
 
 def _files(made: Made) -> dict[Path, tuple[int, int]]:
@@ -154,13 +161,13 @@ def changed(config: ConfigDict, changes: dict) -> ConfigDict:
 # --------------------------------------------------------------------------------------------------------- trained
 def recipe(kind: str, **changes) -> ConfigDict:
     """Return the config of a kind that this process trains."""
-    reference, keys = RECIPES[kind]
+    reference, keys = RECIPES.get(kind, (kind, {}))
     config = load_config(reference, []) if reference else default_config()
     config.update_from_flattened_dict(SMALL | keys)
     return changed(config, changes)
 
 
-def train_until(step: int, config: ConfigDict, folder: RunFolder) -> None:
+def train_until(step: int, config: ConfigDict, folder: RunFolder, train: Callable = train) -> None:
     """Train as if SIGTERM arrived while the row of step `step` is written."""
     asked, append = StopRequest(), RunFolder.append_row
 
@@ -176,6 +183,25 @@ def train_until(step: int, config: ConfigDict, folder: RunFolder) -> None:
             train(config, folder)
 
 
+def same_rows(rows: Iterable[dict]) -> list[dict]:
+    """Return rows of metrics.jsonl without the values that depend on the machine."""
+    return [{name: value for name, value in row.items() if name not in TIMING} for row in rows]
+
+
+def last_digests(folder: RunFolder) -> dict:
+    """Return the sha256 of every array of the last checkpoint: parameters, optimizer, averages, selected values."""
+    steps = (folder / "checkpoints").iterdir()
+    return digests.read(max(steps, key=lambda path: int(path.name)) / "digests")
+
+
+def assert_same_training(one: RunFolder, other: RunFolder) -> None:
+    """Assert that two trainings are equal bit for bit: their rows, their last checkpoints and their results."""
+    assert same_rows(one.rows()) == same_rows(other.rows())
+    assert last_digests(one) == last_digests(other)
+    for file in ("per_class.csv", "thresholds.json"):
+        assert one.read_text(file) == other.read_text(file), file
+
+
 # ------------------------------------------------------------------------------------------------------- published
 def published_config(**changes) -> ConfigDict:
     """Return a config for the backbone `tiny`."""
@@ -187,8 +213,7 @@ def published_config(**changes) -> ConfigDict:
 
 def write_published(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
     """Write a run folder as training does, with random trained parameters; return the parts and the values."""
-    drawn = synthetic_label_space(len(CLASSES), 1)
-    space = LabelSpace(CLASSES, drawn.counts, np.array([2, 3, 4]), 10, drawn.co_group, drawn.dc_group)
+    space = replace(synthetic_label_space(len(CLASSES), 1), names=CLASSES, positives=np.array([2, 3, 4]), images=10)
     parts = assemble(config, space)
     with folder.writing():
         write_run_metadata(folder, config, space, preprocess_for(config), parts)

@@ -46,9 +46,7 @@ def stored_metrics(folder: RunFolder | Path) -> dict[str, dict[str, float]]:
 def write_run(path: Path, *splits: SplitScores, names: str = "abc", **keys) -> RunFolder:
     """Return a run folder with a config (the defaults, and `keys` such as data__val_split), labels and scores."""
     folder, config = RunFolder(path), configuration.default_config()
-    for key, value in keys.items():
-        section, _, name = key.partition("__")
-        config[section][name] = value
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
     folder.write_text(CONFIG, configuration.to_json(config))
     folder.write_text(LABELS, "".join(f"{name}\n" for name in names))
     if splits:

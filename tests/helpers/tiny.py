@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.catalog import BackboneEntry
+from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT
 
 NAME = "vit_digits"
@@ -44,10 +45,12 @@ def use_scenes(monkeypatch: pytest.MonkeyPatch | None = None, **counts: int) -> 
 
 
 def use(monkeypatch: pytest.MonkeyPatch | None = None, /) -> None:
-    """Let digits have the scenes `FEW`, and all `BACKBONES` be small; `monkeypatch` as in `use_vit`."""
+    """Let digits have the scenes `FEW`, and all `BACKBONES` and `resnet101` be small; `monkeypatch` as in `use_vit`."""
     use_scenes(monkeypatch, **FEW)
     for name, options in BACKBONES.items():
         use_vit(monkeypatch, name=name, **options)
+    small = replace(catalog.CATALOG["resnet101"], shape=ResNetShape((1, 1), stem=4))
+    (monkeypatch or pytest.MonkeyPatch()).setitem(catalog.CATALOG, "resnet101", small)
 
 
 def write_cache(folder: Path) -> None:

@@ -6,47 +6,48 @@ import json
 import os
 import shutil
 import signal
-import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from helpers.jobs import Job, until
+from helpers.runs import assert_same_training, last_digests, same_rows
 from helpers.scored_run import stored_metrics
-from jobs import BROKEN, checkpoints, digests, rows, until
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.training.loop import train
 
-STEPS = 4  # of the config
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of the rows of metrics.jsonl written so far."""
+    return [row["step"] for row in RunFolder(folder).rows()]
 
 
-def results(folder) -> dict:
-    return stored_metrics(folder)
+def checkpoints(folder: Path) -> list[int]:
+    """Return the steps of the finished checkpoints."""
+    found = (folder / "checkpoints").glob("*") if (folder / "checkpoints").exists() else ()
+    return sorted(int(path.name) for path in found if path.name.isdigit())
 
 
-def scores(folder) -> np.ndarray:
+def scores(folder: Path) -> np.ndarray:
     return np.concatenate([split.scores for split in read_scores(RunFolder(folder)).values()])
-
-
-def selected(folder) -> dict[str, np.ndarray]:
-    return jax.device_get(open_run(RunFolder(folder)).values)
-
-
-def metrics(folder) -> list[dict]:
-    """Return the rows of metrics.jsonl without the values that depend on the machine."""
-    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows(folder)]
 
 
 def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_allclose(one[name], other[name], atol=tolerance, err_msg=name)
+
+
+def finished(*jobs: Job) -> None:
+    for job in jobs:
+        assert set(job.wait()) == {0}, job.messages(0)
 
 
 # -------------------------------------------------------------------------------------------------------- agreeing
@@ -72,7 +73,8 @@ def test_processes_agree(start_job, tmp_path):
     assert found[0]["digests"] == {"['parts']": {"0:2,0:3": first}, "['everywhere']": plain}
     assert found[1]["digests"] == {"['parts']": {"2:4,0:3": second}}, "each process has the digests of its own shards"
     together = {"['parts']": {"0:2,0:3": first, "2:4,0:3": second}, "['everywhere']": plain}
-    assert digests(tmp_path, 2)["state"] == digests(tmp_path, 2)["selected"] == together
+    stored = last_digests(RunFolder(tmp_path))
+    assert stored["state"] == stored["selected"] == together
     assert [job.printed(number) for number in range(2)] == ["0\n", ""], (
         "only the first process prints, and Gloo does not"
     )
@@ -84,19 +86,20 @@ def test_processes_agree(start_job, tmp_path):
 def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, backbone, tmp_path):
     job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--json")
     train(load_config(str(config_file), []), RunFolder(tmp_path / "one"))
-    assert job.wait() == [0, 0], job.messages(0) + job.messages(1)
+    finished(job)
 
     # The batches are the same, but they are summed in other parts, which round differently.
     np.testing.assert_allclose(scores(tmp_path / "two"), scores(tmp_path / "one"), atol=1e-6)
-    ours, wanted = metrics(tmp_path / "two"), metrics(tmp_path / "one")
-    assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
+    ours, wanted = (same_rows(RunFolder(tmp_path / name).rows()) for name in ("two", "one"))
+    assert [row["step"] for row in ours] == [1, 2, 3, 4]
     for mine, its in zip(ours, wanted, strict=True):
         close(mine, its)
 
     with open(tmp_path / "two" / "skipped_images.csv") as file:
         skipped = {(row["split"], row["image"]) for row in csv.DictReader(file)}
-    assert skipped == {(split, f"{split}/{number}.png") for split, numbers in BROKEN.items() for number in numbers}
-    trained_scores, trained_results = scores(tmp_path / "two"), results(tmp_path / "two")
+    broken = [path for path in config_file.parent.rglob("*.png") if path.read_bytes() == b"not an image"]
+    assert skipped == {(path.parent.name, f"{path.parent.name}/{path.name}") for path in broken}
+    trained_scores, trained_results = scores(tmp_path / "two"), stored_metrics(tmp_path / "two")
     assert json.loads(job.printed(0)) == trained_results, "stdout has only the results"
 
     # 11 and 13 images on two processes, and the same weights in one: equal to the last digit.
@@ -113,13 +116,11 @@ def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, ba
 def test_processes_equal_one_with_as_many_devices_bit_for_bit(start_job, config_file, tmp_path):
     """Of two: the order of sums of more parts differs within a process and between processes."""
     flags = [f"--config={config_file}", "--config.ema.decay=0.9"]
-    together = start_job(2, *flags, f"--workdir={tmp_path / 'two'}")
-    assert together.wait() == [0, 0], together.messages(0)
-    alone = start_job(1, *flags, f"--workdir={tmp_path / 'one'}", devices=2)
-    assert alone.wait() == [0], alone.messages(0)
-    assert digests(tmp_path / "two", STEPS) == digests(tmp_path / "one", STEPS)
-    assert np.array_equal(scores(tmp_path / "two"), scores(tmp_path / "one"), equal_nan=True)
-    assert results(tmp_path / "two") == results(tmp_path / "one")
+    finished(
+        start_job(2, *flags, f"--workdir={tmp_path / 'two'}"),
+        start_job(1, *flags, f"--workdir={tmp_path / 'one'}", devices=2),
+    )
+    assert_same_training(RunFolder(tmp_path / "two"), RunFolder(tmp_path / "one"))
 
 
 @pytest.mark.slow
@@ -130,9 +131,9 @@ def test_three_processes_evaluate_and_predict_as_one_does(start_job, config_file
     evaluated, tables = [], []
     for count in (3, 1):
         job = start_job(count, "--mode=eval", f"--workdir={folder}", "--config.data.test_splits=val,test", "--json")
-        assert job.wait() == [0] * count, job.messages(0)
-        assert results(folder) == json.loads(job.printed(0))
-        evaluated.append((results(folder), scores(folder)))
+        finished(job)
+        assert stored_metrics(folder) == json.loads(job.printed(0))
+        evaluated.append((stored_metrics(folder), scores(folder)))
 
         output = tmp_path / f"by-{count}.csv"
         images = f"--images={config_file.parent / 'test'}"
@@ -163,9 +164,7 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     job = start_job(count, *flags, f"--workdir={folder}")
     until(lambda: len(checkpoints(folder)) and checkpoints(folder)[-1] >= 6)
     job.processes[victim].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
     codes = job.wait(60)
-    print(f"{count} processes, {victim} killed: all gone after {time.monotonic() - killed:.1f} s with {codes}")
     assert codes[victim] == -signal.SIGKILL
     assert 0 not in codes
     assert all("error" in job.messages(number) for number in range(count) if number != victim)
@@ -173,19 +172,14 @@ def test_a_killed_process_ends_the_job_which_resumes_from_the_last_checkpoint(
     assert at < 40, "killed before the end"
 
     shutil.copytree(folder, other)
-    uninterrupted = start_job(count, *flags, f"--workdir={tmp_path / 'whole'}")
-    assert uninterrupted.wait() == [0] * count, uninterrupted.messages(0)
-    again = start_job(count, *flags, f"--workdir={folder}")
-    assert again.wait() == [0] * count, again.messages(0)
-    assert f"resuming from step {at} of 40" in again.messages(0)
-    assert digests(folder, 40) == digests(tmp_path / "whole", 40), "bit for bit on the same number of processes"
-    assert results(folder) == results(tmp_path / "whole")
-    assert metrics(folder) == metrics(tmp_path / "whole")
-
-    elsewhere = start_job(3, *flags, f"--workdir={other}")
-    assert elsewhere.wait() == [0] * 3, elsewhere.messages(0)
-    assert f"resuming from step {at} of 40" in elsewhere.messages(0)
-    close(selected(other), selected(tmp_path / "whole"), 1e-5)
+    finished(start_job(count, *flags, f"--workdir={tmp_path / 'whole'}"))
+    for processes, resumed in ((count, folder), (3, other)):
+        again = start_job(processes, *flags, f"--workdir={resumed}")
+        finished(again)
+        assert f"resuming from step {at} of 40" in again.messages(0)
+    assert_same_training(RunFolder(folder), RunFolder(tmp_path / "whole"))
+    values = [jax.device_get(open_run(RunFolder(path)).values) for path in (other, tmp_path / "whole")]
+    close(*values, tolerance=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------- stopping
@@ -196,11 +190,11 @@ def test_a_request_to_one_process_stops_all_after_the_same_step(start_job, confi
     flags = [f"--config={config_file}", "--config.train.epochs=200", f"--workdir={folder}"]
     flags.append("--config.checkpoint.every_epochs=1000")
     job = start_job(3, *flags)
-    until(lambda: len(rows(folder)) >= 5)
+    until(lambda: len(steps(folder)) >= 5)
     os.kill(job.processes[2].pid, number)
     assert job.wait(120) == [130] * 3, job.messages(0)
     [step] = checkpoints(folder)
-    assert [row["step"] for row in rows(folder)] == list(range(1, step + 1))
+    assert steps(folder) == list(range(1, step + 1))
     assert all(f"stopped at step {step} of 400" in job.messages(number) for number in range(3))
 
 
@@ -213,7 +207,7 @@ def test_a_user_error_ends_every_process_and_modes_for_one_run_in_the_first(star
     assert 0 not in codes
     assert "error: train.batch_size is 10, which is not a multiple of 3" in job.messages(0)
     assert not (tmp_path / "none").exists()
-    assert summary.wait(120) == [0, 0], summary.messages(0)
+    finished(summary)
     assert json.loads(summary.printed(0))["params"]["total"] > 0
     assert summary.printed(1) == summary.messages(1) == ""
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,9 +57,17 @@ def mesh_of(sizes, devices=None):
     return make_mesh(dict(zip(AXES, sizes, strict=True)), devices or jax.devices())
 
 
-def alone():
-    """Return the mesh of one device."""
-    return mesh_of((1, 1, 1), jax.devices()[:1])
+def on_meshes(meshes: list, outcome: Callable, compare: Callable, *, before: Callable = lambda: None) -> tuple:
+    """Return the outcome on one device, and per mesh how that on the mesh compares with it; `before`: the meshes."""
+    reference = outcome(mesh_of((1, 1, 1), jax.devices()[:1]))
+    before()
+    return reference, {str(tuple(sizes)): compare(reference, outcome(mesh_of(sizes))) for sizes in meshes}
+
+
+def largest_gap(one, other) -> float:
+    """Return the largest difference of two trees, relative to the largest entry of each array of the first."""
+    gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(1e-3, np.abs(a).max())), one, other)
+    return max(jax.tree.leaves(gaps))
 
 
 def bench_of(config, mesh) -> Bench:
@@ -86,7 +95,7 @@ def differences(reference: str, meshes: list, accumulate: int) -> dict:
 
     accumulate: number of parts of the batch on the meshes; on one device it is not split.
     """
-    config, found = config_of(reference), {}
+    config = config_of(reference)
 
     def outcome(mesh):
         bench = bench_of(config, mesh)
@@ -95,20 +104,18 @@ def differences(reference: str, meshes: list, accumulate: int) -> dict:
         state, metrics = bench.steps.train_step(state, batch_for(bench))
         return state, logits, {name: float(value) for name, value in metrics.items()}, stored(bench, state)
 
-    _, logits, metrics, after = outcome(alone())
-    config.train.accumulate = accumulate
-    for sizes in meshes:
-        state, other_logits, other_metrics, other = outcome(mesh_of(sizes))
-        assert jax.tree.map(np.shape, other) == jax.tree.map(np.shape, after), "a checkpoint has no padding"
-        sharded = [path for path, value in state.trainable.items() if "expert" in str(value.sharding.spec)]
-        gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / max(1e-3, np.abs(a).max())), after, other)
-        found[str(tuple(sizes))] = {
+    def compare(one, other):
+        (_, logits, metrics, after), (state, other_logits, other_metrics, values) = one, other
+        assert jax.tree.map(np.shape, values) == jax.tree.map(np.shape, after), "a checkpoint has no padding"
+        return {
             "logits": float(np.abs(logits - other_logits).max()),
             "metrics": max(abs(metrics[name] - other_metrics[name]) / abs(metrics[name]) for name in metrics),
-            "values": max(jax.tree.leaves(gaps)),
-            "sharded": len(sharded),
+            "values": largest_gap(after, values),
+            "sharded": sum("expert" in str(value.sharding.spec) for value in state.trainable.values()),
         }
-    return found
+
+    split = {"accumulate": accumulate}
+    return on_meshes(meshes, outcome, compare, before=lambda: config.train.update(split))[1]
 
 
 class Normalized(nnx.Module):
@@ -152,14 +159,7 @@ def batch_norm_gaps(meshes: list) -> dict:
         assert output["logits"].sharding.is_fully_replicated
         return jax.device_get({"state": state.raw(), "ema": state.ema, "metrics": metrics, "output": output})
 
-    reference, found = outcome(alone()), {}
-    for sizes in meshes:
-        gaps = jax.tree.map(
-            lambda one, other: float(np.abs(one - other).max() / max(1e-3, np.abs(one).max())),
-            reference,
-            outcome(mesh_of(sizes)),
-        )
-        found[str(tuple(sizes))] = max(jax.tree.leaves(gaps))
+    reference, found = on_meshes(meshes, outcome, largest_gap)
     moved = max(float(np.abs(reference["state"][path] - value).max()) for path, value in trainable.items())
     return {"moved": moved, "gaps": found}
 
@@ -203,11 +203,12 @@ def estimate_gaps(kind: str, meshes: list) -> dict:
     objective = Objective(config.loss, training_labels(config, codes))
     initial = {**objective.learned(), **objective.noted()}
     before = np.concatenate([v.ravel() for v in initial.values()])
-    (reference, _), found = outcome(alone()), {}
-    for sizes in meshes:
-        other, sharded = outcome(mesh_of(sizes))
-        gaps = [float(np.abs(reference[path] - other[path]).max()) for path in reference]
-        found[str(tuple(sizes))] = {"gap": max(gaps), "sharded": sharded}
+
+    def compare(one, other):
+        gaps = [float(np.abs(one[0][path] - other[0][path]).max()) for path in one[0]]
+        return {"gap": max(gaps), "sharded": other[1]}
+
+    (reference, _), found = on_meshes(meshes, outcome, compare)
     return {"moved": int((reference["own"].ravel() != before).sum()), "meshes": found}
 
 
@@ -215,17 +216,14 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
     """Save a state on one mesh and restore it on another; return whether every value is the same."""
     config = config_of(reference)
     first, second = (bench_of(config, mesh_of(sizes)) for sizes in (saved_on, restored_on))
-    before, like = first.start(), second.start()
-
-    def form(bench, state):
-        return bench.steps.stored_form(state.replace(frozen={}))
-
-    before, _ = first.steps.train_step(before, batch_for(first))
+    (before, _), like = first.steps.train_step(first.start(), batch_for(first)), second.start()
+    saved, wanted = (
+        one.steps.stored_form(state.replace(frozen={})) for one, state in ((first, before), (second, like))
+    )
     with checkpoint.open_manager(RunFolder(folder)) as manager:
-        saved = form(first, before)
         checkpoint.save(manager, 1, saved, saved.ema, {})
     with checkpoint.open_manager(RunFolder(folder)) as manager:
-        back = checkpoint.restore(manager, selected=form(second, like).ema, state=form(second, like))
+        back = checkpoint.restore(manager, selected=wanted.ema, state=wanted)
     after = second.steps.place(back.state).replace(frozen=like.frozen)
     same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), stored(first, before), stored(second, after))
     losses = [
@@ -320,17 +318,15 @@ def importance_gaps(meshes: list) -> dict:
         state, steps = bench.start(), bench.steps
         values, definition = state.raw(), bench.parts.definition
         padded = values["head/classifier/kernel"].shape[1] - LABELS
-        run = Run(
-            config, space, steps.preprocess, definition, values, state.frozen, mesh, steps.label_axes, {"step": 1}
-        )
+        axes, notes = steps.label_axes, {"step": 1}
+        run = Run(config, space, steps.preprocess, definition, values, state.frozen, mesh, axes, notes)
         return measure_importance(run), padded
 
-    (reference, _), found = importance(alone()), {}
-    for sizes in meshes:
-        other, padded = importance(mesh_of(sizes))
-        gaps = [np.abs(reference[name] - other[name]).max() / np.abs(reference[name]).max() for name in reference]
-        found[str(tuple(sizes))] = {"gap": float(max(gaps)), "padded": padded}
-    return found
+    def compare(one, other):
+        gaps = [np.abs(one[0][name] - other[0][name]).max() / np.abs(one[0][name]).max() for name in one[0]]
+        return {"gap": float(max(gaps)), "padded": other[1]}
+
+    return on_meshes(meshes, importance, compare)[1]
 
 
 def label_traffic(reference: str, labels: int) -> dict:

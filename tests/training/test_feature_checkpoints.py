@@ -15,7 +15,6 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _name_tensors
 from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
-from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import find_origin
 
@@ -56,13 +55,6 @@ def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     assert "only a head; the backbone is the pretrained vit_digits" in capsys.readouterr().err
 
 
-def test_a_checkpoint_with_only_a_head_is_not_a_backbone(tmp_path, refusal):
-    np.savez(tmp_path / "head.npz", **{"decoder.duplicate_pooling": np.zeros((4, 8, 1), np.float32)})
-    config = config_of("linear_probe:dataset=digits")
-    config.model.backbone.weights = str(tmp_path / "head.npz")
-    assert "(ml_decoder layout) holds a head" in refusal(assemble, config, SPACE)
-
-
 @pytest.mark.usefixtures("tiny_resnet")
 def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
     config = config_of("q2l_resnet101")
@@ -98,14 +90,3 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     _, moved, _ = ModelDef.split(model)
     places = [sorted(names).index(name) for name in names]
     np.testing.assert_allclose(theirs(moved), before[:, np.array(places)], rtol=2e-4, atol=2e-4)
-
-
-def test_a_published_file_needs_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
-    config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
-    assert refusal(find_origin, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
-    (tmp_path / "coco.pth.tar").touch()
-    assert "trained with GloVe vectors; name the file with model.head.graph.word_vectors" in refusal(
-        find_origin, config
-    )
-    config.model.head.graph.word_vectors = "glove.txt"
-    assert "coco.pth.tar is damaged" in refusal(find_origin, config)  # as it is empty

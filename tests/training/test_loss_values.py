@@ -1,24 +1,17 @@
 """Losses with values per training image, and losses that compare images, in the training step and the training loop."""
 
-import copy
-import json
-import shutil
-
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from helpers.bench import Bench, drawn_batch
-from helpers.runs import recipe
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts
-from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.loop import train
 
 B, K, N = 8, 3, 20
 CODES = np.where(np.random.default_rng(1).random((N, K)) < 0.3, 1, -1).astype(np.int8)
@@ -91,52 +84,3 @@ def test_images_are_compared_within_the_parts_of_a_batch(kind):
     whole, parted = (loss(slice(None), accumulate) for accumulate in (1, 2))
     assert parted == pytest.approx(np.mean([loss(slice(part, None, 2)) for part in (0, 1)]), rel=1e-6)
     assert abs(parted - whole) > 1e-3 * whole
-
-
-# ------------------------------------------------------------------------------------------------------ training loop
-@pytest.fixture
-def config(run):
-    few = {"data__known_positives": "one", "loss__expected_positives": 2.0, "loss__large_loss_rate": 0.05}
-    return recipe("probe", train__batch_size=8, **few)
-
-
-def arrays(folder: RunFolder, step: int) -> dict:
-    """The sha256 of every array in a checkpoint."""
-    return json.loads((folder / "checkpoints" / str(step) / "digests" / "metadata").read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ll_cp", "role"])
-def test_a_resumed_training_equals_the_uninterrupted_one(config, tmp_path, kind, refusal):
-    """The second folder loses the checkpoints after the first."""
-    config.loss.kind, config.checkpoint.keep = kind, 9
-    first, second = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second")
-    results = train(config, first)
-    shutil.copytree(first.path, second.path)
-    steps = sorted(int(path.name) for path in (second / "checkpoints").iterdir() if path.name.isdecimal())
-    assert len(steps) > 1
-    for step in steps[1:]:
-        shutil.rmtree(second / "checkpoints" / str(step))
-    assert train(config, second) == results
-    assert arrays(first, steps[-1]) == arrays(second, steps[-1])
-    assert any("loss/" in name for name in arrays(first, steps[-1])["state"])
-
-
-def test_mistakes_are_one_sentence(config, tmp_path, refusal):
-    def refused(**changes):
-        wrong = copy.deepcopy(config)
-        wrong.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
-        sentence = refusal(train, wrong, RunFolder(tmp_path / "run"))
-        assert not (tmp_path / "run").exists()
-        return sentence
-
-    assert "which loss.kind=bce leaves out: set loss.unknown=negative" in refused(loss__kind="bce")
-    assert "data.known_positives is 'two'" in refused(data__known_positives="two")
-    assert "needs loss.expected_positives" in refused(loss__kind="epr", loss__expected_positives=0.0)
-    assert "learns from unknown labels" in refused(loss__kind="ll_r", loss__unknown="ignore")
-    for kind in ("ll_r", "role"):
-        assert "needs the labels of single images" in refused(loss__kind=kind, augment__mix="mixup")
-    assert "makes difficult labels unknown" in refused(loss__kind="hill", data__difficult_train="ignore")
-    everything = "of the training labels, of which 0.0% are unknown"
-    assert everything in refused(loss__kind="ll_r", data__known_positives="all")
-    assert "of the training labels, of which" in refused(loss__kind="ll_ct", loss__large_loss_rate=0.9, train__epochs=3)

@@ -21,7 +21,7 @@ def on_eight_devices(function: str, *arguments):
 def all_on_eight_devices(*calls: tuple) -> list:
     """Make several such calls in one process."""
     code = (
-        "import sys, json, mesh_programs\n"
+        "import sys, json\nfrom training import mesh_programs\n"
         "calls = json.loads(sys.argv[1])\n"
         "print(json.dumps([getattr(mesh_programs, function)(*arguments) for function, *arguments in calls]))"
     )

@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 from scipy.ndimage import zoom
 
-from mlmoe_jax.config import default_config, load_config, validate
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.config import default_config
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.mosaics import CELLS, cell_consistency
 from mlmoe_jax.models.outputs import Features
@@ -157,27 +156,6 @@ def test_the_cells_of_a_mosaic_agree_with_its_images():
     toward = draw.normal(size=maps.shape)
     slope = (exact(maps + 1e-6 * toward, targets) - exact(maps - 1e-6 * toward, targets)) / 2e-6
     np.testing.assert_allclose((gradient * toward).sum(), slope, rtol=1e-3)
-    with pytest.raises(UserError, match="reads only the feature map"):
-        cell_consistency(model, Features(jnp.ones((6, 5)), None, None, (4, 4)), None, batch)
-
-
-@pytest.mark.parametrize(
-    ("reference", "changes", "sentence"),
-    [
-        ("cnn_rnn_resnet101:dataset=digits", {}, "reads as a sequence: set augment.mix=none"),
-        ("linear_probe:dataset=digits", {"data.cache_features": "float32"}, "needs images: set augment.mix=mixup"),
-        (
-            "splicemix_resnet101:dataset=digits",
-            {"train.accumulate": "2"},
-            "set train.accumulate=1, batch_size=4 or more",
-        ),
-        ("linear_probe:dataset=digits", {"train.fit": "logistic"}, "no steps whose batches are mixed"),
-    ],
-)
-def test_settings_that_mixing_contradicts_are_refused(reference, changes, sentence, refusal):
-    mix = "splicemix" if reference.startswith("splicemix") else "cutmix"
-    config = load_config(reference, [*changes.items(), ("augment.mix", mix)])
-    assert sentence in refusal(validate, config)
 
 
 def test_nothing_is_mixed_by_default():

@@ -7,7 +7,6 @@ import optax
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.training import optim
 
 TORCH = np.load(PARITY / "optim.npz")  # made by tools/parity/optim.py
@@ -141,19 +140,6 @@ def test_rate_rule_of_zero_freezes():
     assert np.abs(last["head/kernel"] - start["head/kernel"]).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(schedule="cosine", warmup_steps=40), "warmup_steps is 40, but the whole training has 40 steps"),
-        (dict(rate_rules=[("(", 1.0)]), "not a regular expression"),
-    ],
-)
-def test_invalid_settings_are_refused(change, message):
-    with pytest.raises(UserError) as caught:
-        optim.make_optimizer(config(**change), STEPS, SHAPES)
-    assert message in str(caught.value)
-
-
 # --- moving average
 
 
@@ -162,8 +148,6 @@ def test_ema_update():
     updated = jax.jit(optim.ema_update, static_argnums=2)(ema, new, 0.75)
     np.testing.assert_array_equal(updated["a/b"], [1.25, 2.0])
     assert updated["c"] == 3.0
-    with pytest.raises(ValueError, match="c"):
-        optim.ema_update(ema, {"a/b": new["a/b"]}, 0.75)
 
 
 def test_ema_close_to_one_keeps_its_precision():
