@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.models import missing_labels
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.registries import LOSSES
 from mlmoe_jax.training.objective import Objective
 
 GOLDEN = REPOSITORY.parent / "shared" / "golden"
-KINDS = ("hill", "focal_margin", "splc", "ll_r", "ll_ct", "ll_cp", "an", "wan", "an_ls", "epr", "role")
-KINDS += ("distribution_balanced", "iu", "csl")
+KINDS = [kind for kind in LOSSES if kind not in ("asymmetric", "bce", "focal", "softmax")]
 WITH_GAMMA = ("hill", "focal_margin", "splc", "distribution_balanced")
 ESTIMATES, CORRECTED = "loss/estimates", "loss/corrected"
 
@@ -256,17 +253,42 @@ def test_extreme_logits_have_finite_values_and_gradients(kind, gamma):
 
 
 # ------------------------------------------------------------------------------------------------- unknown labels
-@pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal", "an", "splc", "csl"])
+# What unknown labels are by default.
+UNKNOWN = {
+    "left out": ("asymmetric", "bce", "focal", "softmax", "iu"),
+    "absent": ("hill", "focal_margin", "splc", "an", "wan", "an_ls", "distribution_balanced", "csl"),
+    "learned from": ("ll_r", "ll_ct", "ll_cp", "epr", "role"),
+}
+
+
+TOGETHER = {"softmax": "logits", "distribution_balanced": "batch"}  # what the loss of a label reads of all labels
+
+
+@pytest.mark.parametrize("kind", LOSSES)
 def test_unknown_labels_count_as_configured(kind):
-    training, codes = TrainingLabels(CODES, "negative"), np.maximum(CODES, 0)
-    logits = LOGITS.astype(np.float32)
-    as_absent = evaluate(settings(kind, unknown="negative"), logits, batch_of(CODES), training)
-    known = evaluate(settings(kind), logits, batch_of(codes), training)
-    np.testing.assert_array_equal(as_absent[0], known[0])
-    ignored = evaluate(settings(kind, unknown="ignore"), logits, batch_of(CODES), training)
-    assert np.all((np.asarray(ignored[1]) == 0) == (CODES == -1))
-    auto = evaluate(settings(kind), logits, batch_of(CODES), training)
-    assert auto[0] == (ignored if kind in ("asymmetric", "bce", "focal") else as_absent)[0]
+    """Left out, neither the score of an unknown label nor whether it is present changes the value or a gradient."""
+    (default,) = (name for name, kinds in UNKNOWN.items() if kind in kinds)
+    if default == "learned from":
+        config = load_config("linear_probe:dataset=digits", [("loss.kind", kind), ("loss.unknown", "ignore")])
+        assert f"loss.kind={kind} learns from unknown labels: set loss.unknown=auto" in LOSSES[kind].mistakes(config)
+        return
+    training = frequencies(COUNTS, 20) if kind == "distribution_balanced" else TrainingLabels(CODES, "negative")
+    unknown, batch, logits = CODES == -1, batch_of(CODES), LOGITS.astype(np.float32)
+
+    def loss(mode, logits=logits, batch=batch):
+        return evaluate(settings(kind, unknown=mode), logits, batch, training, step=2)[:2]
+
+    auto, ignored, absent = map(loss, ("auto", "ignore", "negative"))
+    np.testing.assert_array_equal(absent[1], loss("negative", batch=batch_of(np.maximum(CODES, 0)))[1])
+    for found, expected in zip(auto, ignored if default == "left out" else absent, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    present = {**batch, "label": np.where(unknown, 1, batch["label"]).astype(np.float32)}
+    for what, changed in (("batch", present), ("logits", np.where(unknown, logits + 2, logits))):
+        if TOGETHER.get(kind) != what:
+            for found, expected in zip(loss("ignore", **{what: changed}), ignored, strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert kind == "softmax" or np.all((np.asarray(ignored[1]) == 0) == unknown)
+    assert ignored[0] != absent[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -334,19 +356,6 @@ def test_initial_estimates():
     assert sigmoid(first[:, 2:]).min() == pytest.approx(0.4, abs=0.005)
     assert sigmoid(first[:, 2:]).max() == pytest.approx(0.6, abs=0.005)
     assert (first[:, 2:] != second[:, 2:]).all()
-
-
-def test_losses_with_values_per_image_need_the_values_and_space(monkeypatch):
-    codes = np.full((5, 4), -1, np.int8)
-    monkeypatch.setattr(missing_labels, "MOST_VALUES", 19)
-    for kind in ("role", "ll_cp"):
-        objective = Objective(settings(kind), TrainingLabels(codes, "negative"))
-        with pytest.raises(UserError, match="only a training has"):
-            objective(Prediction(jnp.zeros((5, 4))), batch_of(codes))
-        with pytest.raises(UserError, match="5 training images and 4 labels"):
-            initial(settings(kind), TrainingLabels(codes, "negative"))
-    with pytest.raises(UserError, match="pass the labels to make_loss"):
-        Objective(settings("role")).learned()
 
 
 def test_the_number_of_large_losses_is_that_of_exact_arithmetic():
