@@ -1,12 +1,12 @@
 """Models with random values, batches for them, and a model with its compiled steps on one mesh."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from helpers.drawn import drawn
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.build import Classifier, build_model
@@ -18,9 +18,7 @@ from mlmoe_jax.training.step import TrainState
 
 def drawn_model(config: ConfigDict, space: LabelSpace, *, seed: int = 0, scale: float = 0.3) -> Classifier:
     """Return the model of a config with normally distributed values, without compiling anything."""
-    model, draw = nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
-    nnx.update(model, jax.tree.map(lambda x: jnp.asarray(scale * draw.normal(size=x.shape), x.dtype), nnx.state(model)))
-    return model
+    return drawn(lambda: build_model(config, space, rngs=nnx.Rngs(0)), scale, seed)
 
 
 def drawn_batch(size: int, side: int, labels: int, *, seed: int = 0) -> dict[str, np.ndarray]:

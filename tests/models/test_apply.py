@@ -110,5 +110,3 @@ def test_pooled_features_are_a_summary_or_the_mean_of_tokens():
         (Features(None, prompts, None, (2, 2)), prompts.mean(axis=1)),
     ):
         np.testing.assert_allclose(features.pooled(), expected, rtol=1e-6)
-    with pytest.raises(ValueError, match="there are no features"):
-        Features(None, None, None, (0, 0)).pooled()

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.drawn import drawn
+from helpers.programs import calls
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -25,14 +27,6 @@ B, D, H, P, R, M = 2, 8, 2, 4, 1, 3
 SHAPE = ViTShape(width=D, depth=1, heads=H, patch=4, native=8, registers=R)
 GRID, N = (2, 3), 6
 GROUP_OF = prompt_groups(sides=1, groups=2, per_group=2)
-
-
-def filled(make, seed=0):
-    """Return a module with random values."""
-    definition, params, stats = ModelDef.split(nnx.eval_shape(make))
-    draw = np.random.default_rng(seed)
-    values = {path: jnp.asarray(draw.normal(size=v.shape), jnp.float32) for path, v in params.items()}
-    return definition.merge(values, {path: jnp.ones(v.shape, v.dtype) for path, v in stats.items()})
 
 
 def draw(*shape, seed=1):
@@ -78,7 +72,7 @@ PROMPT_KINDS["all"] = {name: value for options in PROMPT_KINDS.values() for name
 
 @pytest.fixture(scope="module")
 def vit():
-    return filled(lambda: ViT(SHAPE, rngs=nnx.Rngs(0)))
+    return drawn(lambda: ViT(SHAPE, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +148,7 @@ def last_layer_by_hand(decoder, memory, positions, mask=None):
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_label_queries_against_softmax_by_hand(kind):
     options = {**SMALL, **OPTIONS[kind], "style": kind}
-    decoder = filled(lambda: QueryDecoder(D, 5, rngs=nnx.Rngs(0), **options))
+    decoder = drawn(lambda: QueryDecoder(D, 5, rngs=nnx.Rngs(0), **options))
     features = Features(None, None, draw(B, N, D), GRID)
     found, (memory, positions) = jax.jit(lambda f: (decoder.attention(f), decoder.encode(f.patches, f.grid)))(features)
     expected = last_layer_by_hand(decoder, memory, positions).mean(axis=1)
@@ -164,7 +158,7 @@ def test_label_queries_against_softmax_by_hand(kind):
 
 def test_remaining_attention_of_mlmoe_labels_is_on_the_prompts_of_their_groups():
     groups = {"co": [0, 1, 1]}
-    decoder = filled(
+    decoder = drawn(
         lambda: GroupTokenDecoder(D, groups, groups=2, per_group=2, rngs=nnx.Rngs(0), **SMALL, decoder_layers=1)
     )
     features = Features(None, draw(B, P, D, seed=2), draw(B, N, D), GRID)
@@ -177,7 +171,7 @@ def test_remaining_attention_of_mlmoe_labels_is_on_the_prompts_of_their_groups()
 
 
 def test_labels_that_share_a_query_share_its_map():
-    head = filled(
+    head = drawn(
         lambda: QueryHead(
             QueryDecoder(D, 3, rngs=nnx.Rngs(0), **SMALL, decoder_layers=1), 5, classifier="grouped", rngs=nnx.Rngs(0)
         )
@@ -191,7 +185,7 @@ def test_labels_that_share_a_query_share_its_map():
 
 
 def test_cells_of_add_gcn_by_hand():
-    head = filled(lambda: ADDGCNHead(D, 5, hidden=4, rngs=nnx.Rngs(0)))
+    head = drawn(lambda: ADDGCNHead(D, 5, hidden=4, rngs=nnx.Rngs(0)))
     patches = draw(B, N, D)
     weights = 1 / (1 + np.exp(-np.asarray(patches, np.float64) @ np.asarray(head.map_classifier.kernel)))
     expected = np.swapaxes(weights / weights.sum(axis=1, keepdims=True), 1, 2)
@@ -241,13 +235,6 @@ def test_every_method_returns_maps_of_the_features_that_its_head_reads(tiny_vit,
     assert prediction.grid == (2, 2)
 
 
-def softmaxes(jaxpr) -> int:
-    """Return the number of exponentials in a jaxpr, including its inner jaxprs."""
-    inner = [x for e in jaxpr.eqns for x in jax.tree.leaves(e.params, is_leaf=lambda x: hasattr(x, "eqns"))]
-    inner = [getattr(x, "jaxpr", x) for x in inner if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
-    return sum(e.primitive.name == "exp" for e in jaxpr.eqns) + sum(map(softmaxes, inner))
-
-
 def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
     """There is one softmax per block, encoder layer, decoder layer (two with self-attention) and gate, and no other."""
     definition, values = tiny("mlmoe_dinov2")
@@ -257,7 +244,7 @@ def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
         traced, made = jax.make_jaxpr(lambda v, x: definition.merge(v)(x, return_attention=explain), return_shape=True)(
             values, image
         )
-        return softmaxes(traced.jaxpr), made
+        return calls(traced.jaxpr, "exp"), made
 
     count, prediction = predicted(False)
     assert count == 2 + 1 + 2 + 1

@@ -5,16 +5,21 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
+from helpers.drawn import drawn
+from helpers.programs import calls
+from helpers.twins import error
 from jax.sharding import AbstractMesh
 
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
@@ -31,6 +36,7 @@ CASES = {
     "group_linear": ("group_linear", {}),
     "q2l": ("query", {}),
     "ml_decoder": ("query", {"decoder.style": "ml_decoder"}),
+    "q2l with self-attention": ("query", {"decoder.style": "q2l_self_attention"}),
     "grouped decoding": ("query", {"decoder.queries": 2, "decoder.style": "ml_decoder"}),
     "dr_moe": ("routed_experts", {}),
     "one gate and classifier": ("routed_experts", {"routing.gate_share": "shared", "routing.classifier": "shared"}),
@@ -60,9 +66,19 @@ def config_of(kind, settings):
     return config
 
 
-def abstract_head(config, labels: int) -> Head:
+# By default, each kind of head once, and MLMoE.
+DEFAULT = (*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "mlmoe")
+# Those with dropout and products in half precision.
+DEEP = [name for name, (kind, _) in CASES.items() if kind in ("query", "routed_experts", "cnn_rnn")]
+
+
+def make_head(config, labels: int, dtype=None) -> Head:
     space = synthetic_label_space(labels, config.model.prompts.num_groups)
-    return nnx.eval_shape(lambda: head_class(config).from_config(config, D, space, dtype=None, rngs=nnx.Rngs(0)))
+    return head_class(config).from_config(config, D, space, dtype=dtype, rngs=nnx.Rngs(0))
+
+
+def abstract_head(config, labels: int) -> Head:
+    return nnx.eval_shape(lambda: make_head(config, labels))
 
 
 def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
@@ -79,7 +95,7 @@ def test_every_kind_of_head_is_tried():
     assert set(HEADS) == {kind for kind, _ in CASES.values()}
 
 
-@pytest.mark.variants("name")
+@pytest.mark.variants(name=DEFAULT)
 @pytest.mark.parametrize("name", CASES)
 def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     """The axes named after labels are exactly those that grow by one with one more label."""
@@ -124,32 +140,71 @@ def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
     }
 
 
-@pytest.mark.variants("name")
-@pytest.mark.parametrize("name", CASES)
-def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
-    kind, settings = CASES[name]
-    config, labels = config_of(kind, settings), 5
-    head, prompts = abstract_head(config, labels), 2 * 2 * 3
+def features_of(head: Head, images: int, make=lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)) -> Features:
+    """Return the features that a head reads, by default without values."""
 
     def part(name, *shape):
-        return jax.ShapeDtypeStruct((B, *shape), jnp.float32) if name in head.read else None
+        return make((images, *shape)) if name in head.read else None
 
-    features = Features(
-        part("cls", D), part("prompts", prompts, D), part("patches", N, D), (2, 2), quarters=part("quarters", 4, D)
-    )
+    quarters = part("quarters", 4, D)
+    return Features(part("cls", D), part("prompts", 12, D), part("patches", N, D), (2, 2), quarters=quarters)
+
+
+@pytest.mark.variants(name=DEFAULT)
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
+    """And it drops entries in training only, and computes what its published multiply-adds say."""
+    kind, settings = CASES[name]
+    config, labels = config_of(kind, settings), 5
+    head = abstract_head(config, labels)
     definition, state = nnx.split(head)
-    prediction = jax.eval_shape(lambda state, given: nnx.merge(definition, state)(given), state, features)
+
+    def run(images, definition=definition, train=False):
+        """Trace the head; return the program and the prediction."""
+
+        def call(state, x):
+            given = {"labels": jnp.ones((images, labels)), "rngs": nnx.Rngs(0)} if train else {}
+            return nnx.merge(definition, state)(x, **given)
+
+        program, prediction = jax.make_jaxpr(call, return_shape=True)(state, features_of(head, images))
+        return program.jaxpr, prediction
+
+    program, prediction = run(B)
     assert prediction.logits.shape == (B, labels)
     assert {"logits", *prediction.terms} == set(HEADS[kind].terms(config)) | {"logits"}
     assert {gate: weights.shape[-1] for gate, weights in prediction.gates.items()} == {
         gate: len(names) for gate, names in HEADS[kind].gate_entries(config).items()
     }
-    maps = jax.eval_shape(lambda state, given: nnx.merge(definition, state).attention(given), state, features)
+    maps = jax.eval_shape(
+        lambda state, given: nnx.merge(definition, state).attention(given), state, features_of(head, B)
+    )
     assert all(weights.shape == (B, labels, N) for weights in maps.values())
     assert set(maps) == ({"labels"} if kind in ("query", "routed_experts", "add_gcn", "csra") else set())
+    assert not calls(program, "random_bits")
     layers, extra = head.published_macs(N)
     assert layers > 0
     assert extra >= 0
+    not_computed = (labels - 1) * labels * 6 if kind == "add_gcn" else 0
+    if not kind.startswith("group"):  # which compute the votes of all groups, and select those of a label's
+        assert count_macs(run(1)[0]) == layers + extra - head.norm_macs(N) - not_computed
+    head.train()
+    program, _ = run(B, nnx.split(head)[0], train=True)
+    assert bool(calls(program, "random_bits")) == (name in DEEP)
+
+
+@pytest.mark.variants(name=("ml_decoder", "dr_moe", "cnn_rnn"))
+@pytest.mark.parametrize("name", DEEP)
+def test_half_precision_is_only_internal(name):
+    kind, settings = CASES[name]
+    config, draw = config_of(kind, settings), np.random.default_rng(0)
+    heads = [drawn(lambda dtype=dtype: make_head(config, 5, dtype), 0.3) for dtype in (None, jnp.bfloat16)]
+    given = features_of(heads[0], B, lambda shape: draw.normal(size=shape).astype(np.float32))
+    labels = np.array([[1.0, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
+    exact, half = jax.jit(lambda given: [head(given, labels=labels) for head in heads])(given)
+    for ours, theirs in zip(jax.tree.leaves(half), jax.tree.leaves(exact), strict=True):
+        assert ours.dtype == jnp.float32
+        assert error(ours, theirs) < 0.05
+    assert error(half.logits, exact.logits) > 1e-4
 
 
 def test_entries_of_gates_have_names():
@@ -213,7 +268,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- backbones
-@pytest.mark.variants("name")
+@pytest.mark.variants(name=("dinov2_vits14", "resnet50"))
 @pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny", "efficientnet_lite0"])
 def test_a_shape_has_the_properties_of_its_family(name):
     shape, side = catalog.entry(name).shape, 70
@@ -225,15 +280,7 @@ def test_a_shape_has_the_properties_of_its_family(name):
     features = jax.eval_shape(lambda state, x: nnx.merge(definition, state)(x, read=("patches",)), state, image)
     layers, extra, tokens = shape.published_macs(side, None)
     assert features.patches.shape == (1, tokens, shape.width)
+    assert features.cls is None
     assert (layers > 1e7, extra > 0) == (True, name == "dinov2_vits14")
     assert bool(shape.frozen_rules("frozen")) == (name in ("resnet50", "efficientnet_lite0"))
     assert shape.frozen_rules("trainable") == ()
-
-
-@pytest.mark.parametrize("backbone", ["resnet50", "convnext_tiny"])
-def test_prompts_are_refused_by_shapes_that_do_not_take_them(backbone, refusal):
-    config = default_config()
-    config.model.backbone.name, config.model.prompts.kind = backbone, "deep"
-    assert refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0)) == (
-        f"the backbone of deep prompts must be a ViT, and {backbone} is not one"
-    )

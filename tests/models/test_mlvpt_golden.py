@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.golden import GRADIENTS, LOSSES, TERMS, Golden, error
+from helpers.golden import GRADIENTS, LOSSES, TERMS, Golden
+from helpers.twins import error
 
 from mlmoe_jax.models.layers import recompute
 
@@ -17,43 +18,51 @@ def golden(request):
         yield Golden(request.param)
 
 
+@pytest.fixture(scope="module")
+def computed(golden):
+    """What the model and its parts return, all from one program."""
+
+    @jax.jit
+    def run(image):
+        model, prompts = golden.model, golden.model.prompts(2)
+        every = model.backbone(image, prompts, read=("cls", "prompts", "patches"))
+        after, before = (model.backbone(image, prompts, read=("prompts",), norm=norm).prompts for norm in (True, False))
+        tokens = jnp.concatenate([every.cls[:, None], every.prompts, every.patches], axis=1)
+        return tokens, after, before, model.head.experts(after), model.head.gates(after), model(image)
+
+    return run(golden.image)
+
+
 def test_every_tensor_of_the_authors_file_is_used(golden):
     assert golden.report.layout == "ml_vpt_dinov2"
     assert golden.report.unused == ()
     assert len(golden.report.loaded) == len(golden.case["weights"]) - 1  # two prompt tensors become one
 
 
-def test_prompts_and_experts(golden):
-    features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",))
-    assert error(features.prompts, golden.arrays["prompt_features"]) < FORWARD
-    assert error(golden.model.head.experts(features.prompts), golden.arrays["expert_out"]) < FORWARD
-    before = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",), norm=False)
-    assert error(before.prompts, golden.arrays["prenorm_features"][:, 1:13]) < FORWARD
+def test_tokens_prompts_and_experts(golden, computed):
+    tokens, after, before, experts, *_ = computed
+    assert error(tokens, golden.arrays["norm_features"]) < FORWARD
+    assert error(after, golden.arrays["prompt_features"]) < FORWARD
+    assert error(before, golden.arrays["prenorm_features"][:, 1:13]) < FORWARD
+    assert error(experts, golden.arrays["expert_out"]) < FORWARD
 
 
-def test_all_tokens_after_the_last_norm(golden):
-    features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("cls", "prompts", "patches"))
-    ours = jnp.concatenate([features.cls[:, None], features.prompts, features.patches], axis=1)
-    assert error(ours, golden.arrays["norm_features"]) < FORWARD
-
-
-def test_logits_and_gates(golden):
-    prediction = golden.model(golden.image)
+def test_logits_and_gates(golden, computed):
+    *_, gates, prediction = computed
     assert error(prediction.logits, golden.arrays["logit"]) < FORWARD
     for ours, theirs in TERMS.items():
         assert error(prediction.terms[ours], golden.arrays[theirs]) < FORWARD, ours
     for side in ("co", "dc"):
         ours = prediction.gates[side]
         assert error(jnp.moveaxis(ours, 2, 1), golden.arrays[f"gate_{side}"]) < FORWARD
-        features = golden.model.backbone(golden.image, golden.model.prompts(2), read=("prompts",))
-        np.testing.assert_allclose(golden.model.head.gates(features.prompts)[side], ours, atol=1e-7)
+        np.testing.assert_allclose(gates[side], ours, atol=1e-7)
 
 
 def test_loss_and_gradients(golden):
     total, parts, gradient = golden.loss_and_gradient()
-    assert error(total, golden.arrays["loss"]) < LOSS
+    assert total == pytest.approx(golden.arrays["loss"].item(), rel=LOSS)
     for name, reference in LOSSES.items():
-        assert error(parts[f"loss/{name}"], golden.arrays[reference]) < LOSS, name
+        assert parts[f"loss/{name}"] == pytest.approx(golden.arrays[reference].item(), rel=LOSS), name
     for path, expected in golden.reference_gradient().items():
         assert error(gradient[path].reshape(expected.shape), expected) < GRADIENT[golden.case.get("phase", "A")], path
     unused = {f"head/{side}/gate/bias" for side in ("co", "dc")}
@@ -63,4 +72,4 @@ def test_loss_and_gradients(golden):
 
 def test_tanh_gelu_is_detected(golden, monkeypatch):
     monkeypatch.setattr(recompute, "_normal_cdf", lambda x: 0.5 * (1 + jnp.tanh(0.7978845608 * (x + 0.044715 * x**3))))
-    assert error(golden.model(golden.image).logits, golden.arrays["logit"]) > FORWARD
+    assert error(jax.jit(golden.model)(golden.image).logits, golden.arrays["logit"]) > FORWARD

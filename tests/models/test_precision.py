@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from helpers.bench import drawn_model
+from helpers.programs import equations
 from helpers.runs import recipe
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from mlmoe_jax import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -14,18 +14,6 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training import loop
 
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2  # of resampled positions in any case
-
-
-def precisions(jaxpr: Jaxpr) -> set:
-    """Return the precisions of all matmuls of a program."""
-    inner = (value for equation in jaxpr.eqns for value in jax.tree.leaves(equation.params, is_leaf=is_program))
-    programs = (getattr(value, "jaxpr", value) for value in inner if is_program(value))
-    matmuls = (equation for equation in jaxpr.eqns if equation.primitive.name == "dot_general")
-    return {equation.params["precision"] for equation in matmuls}.union(*map(precisions, programs))
-
-
-def is_program(value: object) -> bool:
-    return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
 @pytest.mark.variants("precision", "method")
@@ -42,7 +30,8 @@ def test_all_matmuls_have_the_precision_of_the_config(tiny_vit, method, precisio
     with jax.default_matmul_precision(precision):  # as in training: some backward passes are traced later
         backward = jax.make_jaxpr(jax.grad(loss, allow_int=True))(state)
     expected = (getattr(jax.lax.Precision, precision.upper()),) * 2
-    matmuls = precisions(forward.jaxpr) | precisions(backward.jaxpr)
+    every = [*equations(forward.jaxpr), *equations(backward.jaxpr)]
+    matmuls = {equation.params["precision"] for equation in every if equation.primitive.name == "dot_general"}
     assert matmuls - {HIGHEST} == {expected} - {HIGHEST}
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.drawn import drawn
 from helpers.paths import PARITY
 from helpers.twins import error, write_weights
 
@@ -21,10 +22,7 @@ TOLERANCE = 2e-5
 
 def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
     """Return a ViT with random values, so that every parameter has an effect."""
-    vit = ViT(shape, rngs=nnx.Rngs(0), **options)
-    draw = np.random.default_rng(seed)
-    nnx.update(vit, jax.tree.map(lambda x: x + jnp.asarray(0.2 * draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
-    return vit
+    return drawn(lambda: ViT(shape, rngs=nnx.Rngs(0), **options), 0.2, seed, ones=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- twins
@@ -160,28 +158,3 @@ def test_a_table_may_be_smaller_or_larger_than_the_image():
         features = jax.eval_shape(lambda x: vit(x, read=("patches",)), image)
         assert features.grid == (rows, columns)
         assert features.patches.shape == (1, rows * columns, 16)
-
-
-# ----------------------------------------------------------------------------------------------------------- counts
-def count(shape: ViTShape) -> int:
-    state = nnx.state(nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), nnx.Param)
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(state))
-
-
-DINO = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
-
-
-@pytest.mark.variants("shape")
-@pytest.mark.parametrize(
-    ("shape", "published"),
-    [
-        (ViTShape(384, 12, 6, **DINO), 22_056_576),
-        (ViTShape(768, 12, 12, **DINO), 86_580_480),
-        (ViTShape(768, 12, 12, registers=4, **DINO), 86_580_480 + 4 * 768),
-        (ViTShape(768, 12, 12, patch=16, native=224), 85_798_656),
-        (ViTShape(1024, 24, 16, **DINO), 304_368_640),
-        pytest.param(ViTShape(1536, 40, 24, mlp="swiglu", **DINO), 1_136_480_768, marks=pytest.mark.slow),
-    ],
-)
-def test_counts_are_the_published_ones(shape, published):
-    assert count(shape) == published
