@@ -1,20 +1,37 @@
-"""A server whose model is that of `color_model`, in this process."""
+"""A server in this process whose model is that of `color_model`, a client without sockets, and requests to it.
+
+The client sees a whole response at once, and the server runs only while a request is awaited. Connections, signals and
+what a client sees that breaks off are tested with sockets.
+"""
 
 import asyncio
+import base64
+import contextlib
+import copy
 import io
+import json
+import socket
+import threading
 import time
+from collections.abc import Callable, Iterator
 
+import httpx
 import numpy as np
+import uvicorn
 from PIL import Image
 
-from helpers.color_model import HALVES, make_run
+from helpers.color_model import HALVES, color, make_run
 from mlmoe_jax.apps.serving.labeler import Labeler, RequestLimits
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
+from mlmoe_jax.data.sources.label_studio_export import labeling_config
 from mlmoe_jax.inference.predictor import Predictor
 
 PNG = {"Content-Type": "image/png"}
 LIMITS = RequestLimits()
+INFER = "/v2/models/classifier/infer"
+CHOICES = labeling_config(["red", "green", "blue"])  # without the label dark
+ENTRIES = ["first", "second"]
 
 
 def png(image: np.ndarray) -> bytes:
@@ -23,51 +40,100 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def make_labeler(
-    slow: float = 0.0, gates: bool = True, bias: float = 0.0, limits: RequestLimits = LIMITS, **settings
-) -> Labeler:
-    """Return a labeler. slow: seconds that a batch takes once everything is compiled. settings: of config.serve."""
-    run = make_run(gates, bias)
+def make_labeler(bias: float = 0.0, limits: RequestLimits = LIMITS, **settings) -> Labeler:
+    """Return a labeler; settings: of config.serve."""
+    run = make_run(bias=bias)
     run.config.serve.update(settings)
     labeler = Labeler(Predictor(run, HALVES), limits)
-    labeler.gate_entries = {"g": ["first", "second"], "static": ["first", "second"]} if gates else {}
-    if slow:
-        compile_all, label = labeler.compile, labeler.label
-
-        def compile_then_slow(stopping):
-            compile_all(stopping)
-            labeler.slow = slow
-
-        def slowly(images, kind):
-            time.sleep(getattr(labeler, "slow", 0))
-            return label(images, kind)
-
-        labeler.compile, labeler.label = compile_then_slow, slowly
+    labeler.gate_entries = {"g": ENTRIES, "static": ENTRIES}
     return labeler
 
 
-def make_service(
-    slow: float = 0.0, gates: bool = True, limits: RequestLimits = LIMITS, name: str = "classifier", **options
-) -> Service:
-    return Service(make_labeler(slow, gates, limits=limits, name=name), **options)
+def slowed(labeler: Labeler, seconds: float) -> Labeler:
+    """Return a labeler whose batches take a time once everything is compiled."""
+
+    def label(images, kind):
+        time.sleep(seconds)
+        return labeler.label(images, kind)
+
+    slow = copy.copy(labeler)
+    slow.compile, slow.label = labeler.compile, label
+    return slow
 
 
-def with_client(service: Service, use, *, hosts=()):
-    """Return the result of `await use(client)` with a client of the ready server, without sockets."""
-    import httpx
+@contextlib.contextmanager
+def client_of(service: Service, *, hosts=()) -> Iterator[Callable[..., list[httpx.Response]]]:
+    """Give a function that sends requests to the ready server at once; a request: the arguments of httpx."""
+    transport = httpx.ASGITransport(make_app(service, hosts=hosts), raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
 
-    async def main():
-        app = make_app(service, hosts=hosts)
+    async def start() -> asyncio.Task:
         running = asyncio.create_task(service.run())
         while service.state != READY:
             assert not running.done(), running.result()
             await asyncio.sleep(0.01)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
-            result = await use(client)
+        return running
+
+    async def send(requests) -> list[httpx.Response]:
+        return await asyncio.gather(*(client.request(**{"method": "POST"} | request) for request in requests))
+
+    async def stop() -> None:
         service.stop()
         await running
-        service.close()
-        return result
+        await client.aclose()
 
-    return asyncio.run(main())
+    with asyncio.Runner() as runner, contextlib.closing(service):
+        running = runner.run(start())
+        yield lambda *requests: runner.run(send(requests))
+        runner.run(stop())
+
+
+@contextlib.contextmanager
+def in_thread(server: uvicorn.Server) -> Iterator[tuple[tuple[str, int], Callable[[], None]]]:
+    """Run a server with sockets in a thread; give its address and a function that stops it."""
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+    listener = socket.create_server(("127.0.0.1", 0))  # closed by the server
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield listener.getsockname(), stop
+    finally:
+        stop()
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+def image_request(*channels: int, url: str = "/predict") -> dict:
+    """An image of one color."""
+    return {"url": url, "content": png(color(*channels)), "headers": PNG}
+
+
+# Two files, in the two forms that a tensor of the Open Inference Protocol may have.
+FILES = [png(color(150, 90, 200)), png(color(20, 130, 99))]
+TEXTS = [base64.b64encode(file).decode() for file in FILES]
+BINARY = b"".join(len(file).to_bytes(4, "little") + file for file in FILES)
+
+
+def message(*outputs, size: int | None = None, **changes) -> dict:
+    """The JSON of a request with FILES; with `size`, for binary data of this size after it; changes: of the tensor."""
+    content = {"data": TEXTS} if size is None else {"parameters": {"binary_data_size": size}}
+    parameters = changes.pop("parameters", {})
+    listed = {"outputs": [{"name": name, "parameters": more} for name, more in outputs]} if outputs else {}
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [2]} | content | changes
+    return {"id": "7", "parameters": parameters, "inputs": [tensor], **listed}
+
+
+def binary(head: dict, content: bytes = BINARY, length: str | None = None) -> dict:
+    """A request with binary data after its JSON."""
+    text = json.dumps(head).encode()
+    return {"content": text + content, "headers": {"Inference-Header-Content-Length": length or str(len(text))}}
+
+
+def tasks(*images, config: str = CHOICES) -> dict:
+    """A request of Label Studio for the predictions of tasks with these addresses."""
+    body = {"tasks": [{"data": {"image": image}} for image in images], "label_config": config}
+    return {"url": "/label_studio/predict", "content": json.dumps(body)}

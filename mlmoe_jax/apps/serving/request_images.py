@@ -84,13 +84,17 @@ class _FormParser(MultiPartParser):
 
 
 async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -> RequestImages:
-    parser = _FormParser(request.headers, body, max_files=most, max_fields=most)
+    async def whole() -> AsyncIterator[bytes]:
+        async for part in body:
+            yield part
+        if not parser.complete:  # the parser accepts a truncated form; it closes its files after an error
+            raise MultiPartException("the form is truncated")
+
+    parser = _FormParser(request.headers, whole(), max_files=most, max_fields=most)
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError):
-        form = None
-    if form is None or not parser.complete:  # the parser accepts a truncated form
-        raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files")
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files") from error
     try:
         files = [value for _, value in form.multi_items() if not isinstance(value, str)]
         return [(_file_name(file, at), await file.read()) for at, file in enumerate(files)]

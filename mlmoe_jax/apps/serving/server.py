@@ -182,11 +182,13 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     if not host:  # for a socket, "" means every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
+    if not 0 <= port <= 65535:
+        raise UserError(f"cannot listen on {host}:{port}: port must be 0-65535; give another --host or --port")
     try:
         ipv6 = ":" in host  # "::" accepts IPv4 too
         family = socket.AF_INET6 if ipv6 else socket.AF_INET
         return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         reason = f"{reason_of(error)}; give another --host or --port"
         raise UserError(f"cannot listen on {host}:{port}: {reason}") from error
 

@@ -7,6 +7,11 @@ import threading
 import time
 
 import pytest
+from helpers.color_server import in_thread
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from mlmoe_jax.apps.serving import connections
 from mlmoe_jax.apps.serving.connections import LimitedServer
@@ -14,17 +19,10 @@ from mlmoe_jax.apps.serving.connections import LimitedServer
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
 
 
-async def application(scope, receive, send):
-    if scope["type"] == "lifespan":
-        while (message := await receive())["type"] != "lifespan.shutdown":
-            await send({"type": f"{message['type']}.complete"})
-        await send({"type": "lifespan.shutdown.complete"})
-        return
-    while (message := await receive()).get("more_body"):
-        pass
-    if message["type"] == "http.request":
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body"})
+async def read(request: Request) -> Response:
+    with contextlib.suppress(ClientDisconnect):
+        await request.body()
+    return Response(status_code=204)
 
 
 @pytest.fixture
@@ -33,26 +31,17 @@ def client(monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)
     monkeypatch.setattr(connections, "REST_SECONDS", 0.3)
-    listener, server = socket.create_server(("127.0.0.1", 0)), LimitedServer(application, None, 0)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    address = listener.getsockname()
+    with (
+        contextlib.ExitStack() as opened,
+        in_thread(LimitedServer(Starlette(routes=[Route("/", read, methods=["POST"])]), None, 0)) as (address, stop),
+    ):
 
-    def connect(host, content=b""):
-        opened.append(socket.create_connection(address, 30, (host, 0)))
-        opened[-1].sendall(content)
-        return opened[-1]
+        def connect(host: str, content: bytes = b"") -> socket.socket:
+            connection = opened.enter_context(socket.create_connection(address, 30, (host, 0)))
+            connection.sendall(content)
+            return connection
 
-    def stop():
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
-
-    opened: list[socket.socket] = []
-    yield connect, stop
-    stop()
-    for connection in opened:
-        connection.close()
+        yield connect, stop
 
 
 def is_closed(connection: socket.socket) -> bool:

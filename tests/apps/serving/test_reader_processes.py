@@ -5,6 +5,8 @@ import os
 import sys
 import time
 
+import pytest
+
 from mlmoe_jax.apps.serving.readers import Readers, Turns
 from mlmoe_jax.data.images import MAX_DECODED, BadImage
 
@@ -18,31 +20,43 @@ def act(content: bytes, name: str):
         try:
             return len(bytes(4 * MAX_DECODED))
         except MemoryError:
-            raise BadImage(name) from None
+            raise BadImage(f"no memory for {name}") from None
     return os.getpid()
 
 
-def test_a_reader_that_takes_too_long_or_ends_is_replaced(refusal):
-    readers = Readers(1, seconds=5.0)
-    first = readers(act, b"", "a")
-    assert readers(act, b"", "a") == first != os.getpid()
-    for content, reason in {b"sleep": "takes more than 5 s", b"crash": "its decoder failed"}.items():
-        assert reason in refusal(readers, act, content, "a.jpg", error=BadImage)
+@pytest.fixture
+def readers():
+    """One process, with three seconds for a call."""
+    started = Readers(1, seconds=3.0)
+    yield started
+    started.close()
+
+
+def result(readers: Readers, content: bytes = b"") -> int | str:
+    """The process that has read a file, or an error."""
+    try:
+        return readers(act, content, "a.jpg")
+    except (BadImage, OSError) as error:
+        return str(error)
+
+
+def test_a_reader_that_takes_too_long_or_ends_is_replaced(readers):
+    first = result(readers)
+    assert result(readers) == first != os.getpid()
+    for content, reason in {b"sleep": "decoding it takes more than 3 s", b"crash": "its decoder failed"}.items():
+        assert result(readers, content) == f"cannot read a.jpg as an image: {reason}; store it again"
     assert readers.replaced == 2
     if sys.platform == "linux":
-        assert refusal(readers, act, b"memory", "a.jpg", error=BadImage) == "a.jpg"
-    assert readers(act, b"", "a") not in (first, os.getpid())
-    readers.close()
+        assert result(readers, b"memory") == "no memory for a.jpg"
+    assert result(readers) not in (first, os.getpid())
 
 
-def test_a_reader_is_replaced_later_if_no_process_can_be_started(refusal, monkeypatch):
-    readers = Readers(1)
+def test_a_reader_is_replaced_later_if_no_process_can_be_started(readers, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("mlmoe_jax.apps.serving.readers._Process", lambda: os.open("/missing", os.O_RDONLY))
-        refusal(readers, act, b"crash", "a.jpg", error=OSError)
-    refusal(readers, act, b"", "a.jpg", error=BadImage)
-    assert readers(act, b"", "a.jpg") != os.getpid()
-    readers.close()
+        assert "No such file" in result(readers, b"crash")
+    assert "its decoder failed" in result(readers)
+    assert result(readers) != os.getpid()
 
 
 def test_a_request_of_slow_images_waits_for_others_that_arrive_later():

@@ -1,18 +1,16 @@
 """The page of the server in a browser."""
 
-import asyncio
 import base64
-import threading
 import time
 
 import pytest
-import uvicorn
 from helpers import browser
 from helpers.color_model import color
-from helpers.color_server import make_service, png
+from helpers.color_server import in_thread, make_labeler, png
 
-from mlmoe_jax.apps.serving.server import LOOPBACK, _listening, make_app
-from mlmoe_jax.apps.serving.service import READY
+from mlmoe_jax.apps.serving.connections import LimitedServer
+from mlmoe_jax.apps.serving.server import LOOPBACK, make_app
+from mlmoe_jax.apps.serving.service import READY, Service
 
 GIVE = """(() => {
   const bytes = text => Uint8Array.from(atob(text), letter => letter.charCodeAt(0)), given = new DataTransfer();
@@ -27,27 +25,17 @@ NAMES = "[...document.querySelectorAll('#labels button')].map(row => row.firstCh
 @pytest.fixture(scope="module")
 def address():
     """The address of a server in a thread of this process."""
-    with _listening("127.0.0.1", 0) as listener:
-        service = make_service()
-        app = make_app(service, hosts=LOOPBACK)
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="error", timeout_graceful_shutdown=5))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-        thread.start()
+    service = Service(make_labeler())
+    server = LimitedServer(make_app(service, hosts=LOOPBACK), service, 0)
+    with in_thread(server) as ((host, port), _):
         wait_until(lambda: service.state == READY)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+        yield f"http://{host}:{port}"
 
 
 @pytest.fixture(scope="module")
 def tab(address):
-    if (executable := browser.find()) is None:
-        pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
-    with browser.Browser(executable) as opened:
-        opened.look(width=1280)
-        opened.open(address)
-        yield opened
+    with browser.opened(address) as tab:
+        yield tab
 
 
 def wait_until(true, seconds: float = 60) -> None:

@@ -1,0 +1,242 @@
+"""What a server refuses: requests, with a status and a sentence, and settings."""
+
+import base64
+import contextlib
+import socket
+
+import numpy as np
+import pytest
+from helpers.color_model import color
+from helpers.color_server import (
+    BINARY,
+    INFER,
+    PNG,
+    TEXTS,
+    binary,
+    image_request,
+    make_labeler,
+    message,
+    png,
+    tasks,
+)
+from helpers.refusals import Refusal, each
+
+from mlmoe_jax.apps import serving
+from mlmoe_jax.apps.serving.label_studio_backend import TaskImages
+from mlmoe_jax.apps.serving.server import _listening, make_app
+from mlmoe_jax.apps.serving.service import Service
+
+IMAGE, LARGE = png(color(9)), bytes(1 + (1 << 20))
+TOO_LARGE = "the request has more than 1,048,576 bytes"
+FORM = {"Content-Type": "multipart/form-data; boundary=xx"}
+PART = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n' + IMAGE
+WHOLE = "should be a whole multipart/form-data with 1 to 4 files"
+
+
+class Parts:
+    """A body whose length is not declared."""
+
+    async def __aiter__(self):
+        for _ in range(20):
+            yield bytes(1 << 16)
+
+
+def predict(name: str, status: int, says: str, query: str = "", **request):
+    """A request to /predict, by default of a PNG file."""
+    given = request if "files" in request else {"content": IMAGE, "headers": PNG} | request
+    return pytest.param(status, says, {"url": f"/predict{query}", **given}, id=name)
+
+
+def infer(name: str, says: str, request: dict, status: int = 400):
+    """A request of the Open Inference Protocol: the arguments of httpx, or the JSON of a message."""
+    given = {"json": request} if "inputs" in request else request
+    return pytest.param(status, says, {"url": INFER, **given}, id=name)
+
+
+def pixels(name: str, says: str, **changes):
+    """A request with a tensor of pixels."""
+    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [2, 4, 4, 3]}
+    return infer(name, says, {"inputs": [tensor | changes]})
+
+
+def studio(name: str, status: int, says: str, *images, **more):
+    """A request of Label Studio."""
+    return pytest.param(status, says, tasks(*images, **more), id=name)
+
+
+def outside(path: str):
+    """A task whose image is not in the folder of the images."""
+    return studio(f"the file '{path}' of a task", 422, "cannot read", f"/data/local-files/?d={path}")
+
+
+REQUESTS = [
+    predict("text as an image", 422, "none of JPEG", content=b"hello"),
+    predict("an image cut short", 422, "cut short", content=IMAGE[:50]),
+    predict("nothing", 422, "no image", content=b""),
+    predict("an empty file", 422, "no image", data={"images": "text"}, files=[("images", ("a.png", b""))]),
+    predict("text", 415, "content type", headers={"Content-Type": "text/plain"}),
+    predict("no content type", 415, "content type", headers={}),
+    predict("a form cut short", 400, WHOLE, content=PART, headers=FORM),
+    predict("a form without its end", 400, WHOLE, content=PART + b"\r\n--xx\r\n", headers=FORM),
+    predict("a form of other bytes", 400, WHOLE, content=b"garbage", headers=FORM),
+    predict("a form without a boundary", 400, WHOLE, headers={"Content-Type": "multipart/form-data"}),
+    predict("too many files", 400, WHOLE, files=[("images", ("a.png", IMAGE))] * 5),
+    predict("a large body", 413, TOO_LARGE, content=LARGE),
+    predict("a large body in parts", 413, TOO_LARGE, content=Parts()),
+    predict("a large file", 413, TOO_LARGE, files=[("a", ("a.png", LARGE))]),
+    predict("many pixels", 422, "it has more than 1,000,000 pixels", content=png(np.zeros((1001, 1000), np.uint8))),
+    *(predict(f"top_k={value}", 422, "top_k", f"?top_k={value}") for value in ("0", "9", "x")),
+    predict("gates=maybe", 422, "gates", "?gates=maybe"),
+    predict("another option", 422, "the option topk is wrong", "?topk=1"),
+    *(
+        predict(f"a page of a {site} site", 403, "other sites", headers=PNG | {"Sec-Fetch-Site": site})
+        for site in ("cross-site", "same-site")
+    ),
+    *(
+        predict(f"the host '{host}'", 403, "name of this machine", headers=PNG | {"Host": host})
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "")
+    ),
+    pytest.param(404, "Not Found", {"url": "/../../etc/passwd", "method": "GET"}, id="another address"),
+    pytest.param(405, "", {"url": "/predict", "method": "GET"}, id="GET /predict"),
+    pytest.param(405, "", {"url": "/health"}, id="POST /health"),
+    # the Open Inference Protocol
+    infer("half of JSON", "the body is wrong: Invalid JSON", {"content": b"{"}),
+    infer("nested lists", "the body is wrong: Invalid JSON", {"content": b"[" * 150}),
+    infer("no tensor", "inputs is wrong", {"inputs": []}),
+    infer("two tensors", "inputs is wrong", {"inputs": message()["inputs"] * 2}),
+    infer("another tensor", "inputs.0.name is wrong", message(name="other")),
+    infer("another data type", "inputs.0.datatype is wrong", message(datatype="FP32")),
+    infer("integers as files", "the tensor image should be BYTES of shape [N]", message(datatype="UINT8")),
+    infer("files in two axes", "the tensor image should be BYTES of shape [N]", message(shape=[2, 2])),
+    infer("files in no axis", "the tensor image should be BYTES of shape [N]", message(shape=[])),
+    infer("a negative shape", "inputs.0.shape.0 is wrong", message(shape=[-1])),
+    infer("no file", "1 to 4 images", message(shape=[0])),
+    infer("too many files in a tensor", "1 to 4 images", message(shape=[5])),
+    infer("more files than data", "does not fit", message(shape=[3])),
+    infer("not base64", "does not fit", message(data=["ä", "?"])),
+    infer("numbers as files", "does not fit", message(data=[1, 2])),
+    infer("no data", "does not fit", message(data=None)),
+    infer("another parameter", "parameters.topk is wrong", message(parameters={"topk": 1})),
+    infer("many parameters", "too many parameters", message(parameters=dict.fromkeys("abcdefghijk", 1))),
+    infer(
+        "another parameter of an output",
+        "outputs.0.parameters.classification is wrong",
+        message(("labels", {"classification": 2})),
+    ),
+    infer("data and binary data", "does not fit", binary(message(size=len(BINARY)), BINARY + b"x")),
+    infer("a cut element", "does not fit", binary(message(size=len(BINARY) - 1), BINARY[:-1])),
+    infer("a long element", "does not fit", binary(message(size=9), b"\xff\xff\xff\xff1234\x00")),
+    infer("a cut length", "does not fit", binary(message(size=3), b"\xff\xff\xff")),
+    infer("no binary data", "does not fit", binary(message(size=9), b"")),
+    infer("a length in letters", "should be the length of the JSON", binary(message(size=len(BINARY)), length="x")),
+    infer("too large a length", "should be the length of the JSON", binary(message(size=len(BINARY)), length="99999")),
+    *(pixels(f"pixels of {value}", "does not fit", data=[*[0] * 95, value]) for value in (256, -1, 0.5, 10**30)),
+    pixels("too few pixels", "does not fit", data=[0] * 95),
+    pixels("letters as pixels", "does not fit", data=[["a"] * 96]),
+    pixels("pixels without channels", "UINT8 of shape [N, 4, 4, 3]", shape=[1, 4, 4]),
+    infer("a large message", TOO_LARGE, {"content": LARGE}, 413),
+    *(
+        infer(f"many {part}", "the JSON has more than 1,000 names", {"content": b'{"inputs":[' + part * 5000}, 413)
+        for part in (b"{},", b"[],", b'"a":1,')
+    ),
+    infer("a compressed message", "compressed", {"content": b"", "headers": {"Content-Encoding": "gzip"}}, 415),
+    infer("top_k of a message", "top_k", message(parameters={"top_k": 9}), 422),
+    infer("an unreadable file", "cannot read image 1", message(data=[TEXTS[0], base64.b64encode(b"x").decode()]), 422),
+    infer(
+        "a message of another site", "other sites", {"content": b"", "headers": {"Sec-Fetch-Site": "cross-site"}}, 403
+    ),
+    *(
+        pytest.param(404, "only model of this server is classifier", {"url": path, "method": "GET"}, id=path)
+        for path in ("/v2/models/other", "/v2/models/other/infer", "/v2/models/classifier/versions/1")
+    ),
+    # Label Studio
+    studio(
+        "a config without choices",
+        422,
+        "no Choices for an Image",
+        "x",
+        config="<View><Image name='i' value='$i'/></View>",
+    ),
+    studio("a bomb", 400, "should be JSON with tasks", "x", config='<!DOCTYPE x [<!ENTITY a "a">]><View/>'),
+    pytest.param(400, "should be JSON", {"url": "/label_studio/predict", "json": {"tasks": 5}}, id="no list of tasks"),
+    studio("no tasks", 422, "there are no tasks"),
+    studio("a large task", 413, TOO_LARGE, "x" * (1 << 20)),
+    studio("a task without an address", 422, "the task has no address of an image", None),
+    studio("many tasks", 413, "a request may have 1,000 tasks", *[None] * 1001),
+    studio("half a character", 422, "cannot read \\ud800 as an image: ", "\ud800"),  # which JSON can hold
+    studio(
+        "a file beside the folder", 422, "it is not in the folder of the images", "/data/local-files/?d=../secret.png"
+    ),
+    *map(outside, ("link.png", "/etc/passwd", "sub/../../secret.png", "")),
+]
+
+
+@pytest.mark.parametrize(("status", "says", "request_"), REQUESTS)
+def test_a_refused_request_is_told_why(ask, status, says, request_):
+    assert says in ask(status, **request_)["error"]
+
+
+def test_a_model_without_gates_has_none(ask, labeler, monkeypatch):
+    monkeypatch.setattr(labeler, "gate_entries", {})
+    assert ask(422, **image_request(1, url="/predict?gates=1")) == {"error": "the model has no gates"}
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+@contextlib.contextmanager
+def taken(at):
+    """A port to which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def ours(at):
+    """The address of a server that is still loading its model."""
+    with _listening("127.0.0.1", 0) as listener:
+        yield listener.getsockname()
+
+
+def bind_reusing(address) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(address)
+
+
+@contextlib.contextmanager
+def missing_library(at):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "LIBRARIES", ("no_such_module",))
+        yield
+
+
+def app_of_model(name: str):
+    """Make the application of a model with a name."""
+    with contextlib.closing(Service(make_labeler(name=name))) as service:
+        make_app(service)
+
+
+def setting(name: str, says: str, function, *arguments) -> Refusal:
+    """A call that needs nothing."""
+    return Refusal(name, None, lambda at: function(*arguments), says)
+
+
+REFUSALS = [
+    Refusal("a port in use", taken, lambda port: _listening("127.0.0.1", port), "cannot listen on 127.0.0.1:"),
+    Refusal("the port of a server that loads", ours, bind_reusing, "in use", error=OSError),
+    *(
+        setting(f"the port {port}", f":{port}: port must be 0-65535", _listening, "127.0.0.1", port)
+        for port in (-1, 70_000)
+    ),
+    setting("no host", "--host is empty", _listening, "", 0),
+    setting("an unknown host", "cannot listen on no.such.host.invalid", _listening, "no.such.host.invalid", 0),
+    Refusal("a missing library", missing_library, lambda at: serving.require_libraries(), 'pip install -e ".[serve]"'),
+    setting("a diverged model", "has diverged", lambda: make_labeler(bias=float("nan")).compile()),
+    setting("a name for no address", "serve.name=a{b:c} is part of an address", app_of_model, "a{b:c}"),
+    setting("a missing folder of images", "serve.folder=/no/images is not a folder", TaskImages, "/no/images", "", 1),
+    setting("a server without http", "serve.label_studio=host should begin with http", TaskImages, "", "host", 1),
+]
+
+
+@each(REFUSALS)
+def test_refused_settings(case, tmp_path):
+    case.check(tmp_path)
