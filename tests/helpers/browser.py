@@ -1,26 +1,29 @@
-"""A headless Chromium, driven through its debugging pipe: its log, its network requests, and the page it shows."""
+"""A headless Chromium, driven through its debugging pipe: its log, its network requests, and the page it shows.
+
+Limits: one tab, and events are seen while the answer to a command is awaited. A test with it is skipped if no Chromium
+is on the path.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import select
 import shutil
+import socket
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Chromium reads commands from file 3 and writes answers to file 4, which may be in use when it is started.
-_START = """
-import fcntl, os, sys
-files = [fcntl.fcntl(int(file), fcntl.F_DUPFD, 10) for file in sys.argv[1:3]]
-os.dup2(files[0], 3), os.dup2(files[1], 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"),
+    *("--disable-component-update", "--disable-background-networking", "--disable-extensions"),
+)
 
 
 def find() -> str | None:
@@ -28,27 +31,31 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+@contextlib.contextmanager
+def opened(page: Path | str, width: int = 1280) -> Iterator[Browser]:
+    """Give a tab that shows a page."""
+    if (executable := find()) is None:
+        pytest.skip(f"no browser on the path: none of {', '.join(NAMES)}")
+    with Browser(executable) as tab:
+        tab.look(width=width)
+        tab.open(page)
+        yield tab
+
+
 class Browser:
     """One tab. `problems`: errors, exceptions, violations of the page's policy. `requests`: all addresses asked for."""
 
     def __init__(self, executable: str, *, limit: float = 60.0):
         self.limit, self.problems, self.requests = limit, [], []
-        self._number, self._pending = 0, b""
+        self._number, self._pending, self._session = 0, b"", None
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        commands, self._out = os.pipe()
-        self._in, answers = os.pipe()
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run")
-        quiet = ("--disable-component-update", "--disable-background-networking", "--disable-extensions")
-        profile = f"--user-data-dir={self._profile.name}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, *map(str, (commands, answers)), executable, *flags, *quiet, profile],
-            pass_fds=(commands, answers),
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        os.close(commands)
-        os.close(answers)
-        self._session = None
+        self._pipe, theirs = socket.socketpair()
+        self._pipe.settimeout(limit)
+        with theirs:  # Chromium reads commands from file 3 and writes answers to file 4
+            files = f'exec "$@" 3<&{theirs.fileno()} 4>&{theirs.fileno()}'
+            command = ["bash", "-c", files, "", executable, *FLAGS, f"--user-data-dir={self._profile.name}"]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -60,8 +67,7 @@ class Browser:
     def __exit__(self, *_: Any) -> None:
         self._process.terminate()
         self._process.wait()
-        os.close(self._in)
-        os.close(self._out)
+        self._pipe.close()
         self._profile.cleanup()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -70,16 +76,11 @@ class Browser:
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
-        data, sent = json.dumps(message).encode() + b"\0", 0
-        while sent < len(data):
-            sent += os.write(self._out, data[sent:])
-        number, until = self._number, time.monotonic() + self.limit
-        while True:
-            answer = self._receive(until)
-            if answer.get("id") == number:
-                assert "error" not in answer, f"{method}: {answer['error']}"
-                return answer["result"]
-            self._note(answer)
+        self._pipe.sendall(json.dumps(message).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self._number:
+            self._note(answer.get("method"), answer.get("params", {}))
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
 
     def open(self, page: Path | str) -> None:
         """Load a file, or an address, and wait until it says that it is drawn."""
@@ -102,23 +103,20 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def _receive(self, until: float) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._pending:
-            ready, _, _ = select.select([self._in], [], [], max(0.0, until - time.monotonic()))
-            assert ready, f"Chromium does not answer within {self.limit} s"
-            data = os.read(self._in, 1 << 20)
+            data = self._pipe.recv(1 << 20)
             assert data, "Chromium has ended"
             self._pending += data
         message, _, self._pending = self._pending.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, event: dict[str, Any]) -> None:
-        method, details = event.get("method"), event.get("params", {})
-        if method == "Runtime.exceptionThrown":
+    def _note(self, event: str, details: dict[str, Any]) -> None:
+        if event == "Runtime.exceptionThrown":
             self.problems.append(details["exceptionDetails"].get("exception", details["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
+        elif event == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
             self.problems.append([argument.get("value") for argument in details["args"]])
-        elif method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+        elif event == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
             self.problems.append(details["entry"]["text"])
-        elif method == "Network.requestWillBeSent":
+        elif event == "Network.requestWillBeSent":
             self.requests.append(details["request"]["url"])

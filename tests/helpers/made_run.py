@@ -1,4 +1,7 @@
-"""A made-up run folder with every file that a report reads, small and drawn once."""
+"""A made-up run folder with every file that a report reads, small and drawn once.
+
+Limits: no model, and the data set of its config has other images.
+"""
 
 import html
 import io
@@ -10,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-import mlmoe_jax.config as configuration
 from helpers import scored_run
 from helpers.metric_cases import evaluate_scores
 from mlmoe_jax.data.labels.grouping import cooccurrence
@@ -33,31 +35,28 @@ TIME = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # at whi
 
 def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolder:
     """Write a run folder whose config has the defaults and `keys`, such as eval__select_on="test"."""
-    folder, draw, config = RunFolder(path), np.random.default_rng(seed), configuration.default_config()
-    config.data.test_splits = ("test",)
-    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
-    folder.write_text("config.json", configuration.to_json(config))
-    folder.write_text("labels.txt", "".join(f"{name}\n" for name in NAMES))
-    folder.write_json("backbone.json", {"name": "vit_digits", "weights": "auto", "frozen_parameters": 1234})
-
-    truth = np.random.default_rng(7)  # the same for every seed, so that runs can be compared
-    codes = {
-        split: truth.choice([0, 1], (IMAGES, len(NAMES)), p=[0.6, 0.4]).astype(np.int8) for split in ("val", "test")
-    }
+    folder = scored_run.write_run(path, names=NAMES, **({"data__test_splits": ("test",)} | keys))
+    draw, truth = np.random.default_rng(seed), np.random.default_rng(7)  # the same labels, so that runs can be compared
+    shape, groups = (IMAGES, len(NAMES)), np.array([0, 0, 1, 1, 1], np.int32)
+    codes = {split: truth.choice([0, 1], shape, p=[0.6, 0.4]).astype(np.int8) for split in ("val", "test")}
     codes["test"][0, 0], codes["test"][1, 0] = 2, -1  # a difficult and an unknown label
-    counts, positives = cooccurrence(codes["val"])
-    groups = np.array([0, 0, 1, 1, 1], np.int32)
-    buffer = io.BytesIO()
-    LabelSpace(NAMES, counts, positives, IMAGES, groups, groups[::-1].copy()).save(buffer)
-    folder.write_bytes("label_space.npz", buffer.getvalue())
-    thresholds.write_thresholds(
-        folder, thresholds.Thresholds(dict(zip(NAMES, (0.1, 0.2, 0.3, 0.4, np.inf), strict=True)), {"split": "val"})
-    )
+    with io.BytesIO() as file:
+        LabelSpace(NAMES, *cooccurrence(codes["val"]), IMAGES, groups, groups[::-1].copy()).save(file)
+        folder.write_bytes("label_space.npz", file.getvalue())
+    limits = dict(zip(NAMES, (0.1, 0.2, 0.3, 0.4, np.inf), strict=True))
+    thresholds.write_thresholds(folder, thresholds.Thresholds(limits, {"split": "val"}))
 
-    scores = {
-        split: np.clip(0.35 + 0.3 * (c == 1) + 0.2 * draw.normal(size=c.shape), 0, 1) for split, c in codes.items()
-    }
-    write_evaluation(folder, codes, scores)
+    scores, results, rows = {}, {}, []
+    for split, of_split in codes.items():
+        scores[split] = np.clip(0.35 + 0.3 * (of_split == 1) + 0.2 * draw.normal(size=shape), 0, 1)
+        judged = scores[split], of_split == 1, of_split >= 0
+        results[split] = evaluate_scores(*judged, {"0.5": 0.5})
+        columns = multilabel.per_class(*judged[:2], mask=judged[2])
+        rows += [[split, name, *(columns[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(NAMES)]
+    scored = [SplitScores(split, image_ids(split, IMAGES), scores[split], codes[split]) for split in codes]
+    scored_run.write_results(folder, results, *scored)
+    folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)
+
     fixed = {"loss/co": 2.0, "learning_rate": 1e-3, "images_per_second": 80.0, "data_wait": 0.1, "gradient_norm": 2.0}
     for step in STEPS:
         row = {"step": step, "epoch": step / 20, "time": TIME + step, "loss": 100 / step, **fixed}
@@ -67,29 +66,14 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
     cost = {"params": params, "macs": macs, "memory": {"frozen": 350_000_000}}
     folder.write_json("cost.json", cost | {"modules": {"backbone/blocks": [85_000_000, 0]}})
     start = {"time": "2026-01-02T03:04:05+00:00", "device": "TPU v5e", "devices": 16, "processes": 4, "mesh": {}}
-    starts = ((0, "0.8.0"), (20, "0.8.0"), (40, "0.9.1"))
-    folder.write_json(
-        "starts.json", [start | {"step": step, "versions": {"python": "3.11.7", "jax": jax}} for step, jax in starts]
-    )
-    folder.write_csv(
-        "cooccurrence.csv", ["split", "a", "b", "gap"], [["test", "cat", "dog", 0.25], ["test", "dog", "cat", "nan"]]
-    )
+    versions = {0: "0.8.0", 20: "0.8.0", 40: "0.9.1"}
+    starts = [start | {"step": s, "versions": {"python": "3.11.7", "jax": jax}} for s, jax in versions.items()]
+    folder.write_json("starts.json", starts)
+    gaps = [["test", "cat", "dog", 0.25], ["test", "dog", "cat", "nan"]]
+    folder.write_csv("cooccurrence.csv", ["split", "a", "b", "gap"], gaps)
     if samples:
         write_samples(folder, codes["test"][:samples], scores["test"][:samples], draw)
     return folder
-
-
-def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: dict[str, np.ndarray]) -> None:
-    """Write results.json, the scores and per_class.csv."""
-    results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
-    for split, of_split in codes.items():
-        label, mask = of_split == 1, of_split >= 0
-        results[split] = evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
-        of_class = multilabel.per_class(scores[split], label, mask=mask)
-        rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
-    scored = [SplitScores(split, image_ids(split, len(c)), scores[split], c) for split, c in codes.items()]
-    scored_run.write_results(folder, results, *scored)
-    folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)
 
 
 def image_ids(split: str, count: int) -> np.ndarray:

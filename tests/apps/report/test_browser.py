@@ -13,14 +13,10 @@ from mlmoe_jax.apps.report import page
 @pytest.fixture(scope="module")
 def tab(run, other):
     """A browser without network that shows the page, 1,300 pixels wide."""
-    if (executable := browser.find()) is None:
-        pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
     path = page.write_report(run, against=other)
     assert path == run / "report.html"
-    with browser.Browser(executable) as opened:
-        opened.look(width=1300)
-        opened.open(path)
-        yield opened
+    with browser.opened(path, width=1300) as tab:
+        yield tab
 
 
 def test_every_section_is_drawn_and_in_the_contents(tab):

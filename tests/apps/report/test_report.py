@@ -9,7 +9,7 @@ import sys
 import types
 
 import numpy as np
-from helpers.made_run import NAMES, SECTIONS, data_block, make_run, section
+from helpers.made_run import NAMES, data_block, make_run, section
 from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.apps.cli.flags import parse_flags
@@ -58,43 +58,29 @@ def test_names_that_contain_markup_stay_text(text):
 def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     folder = RunFolder(tmp_path / "empty")
     folder.write_text("config.json", run.read_text("config.json"))
-    parts = [kind.describe(RunFiles(folder)) for kind in page.SECTIONS]
-    missing = {part.name: part.missing for part in parts}
-    assert [name for name in SECTIONS if not missing[name]] == ["summary", "config"]
-    assert all(part.missing.endswith(":" if part.command else ".") for part in parts if part.missing)
-    assert not any("\n" in line for line in missing.values())
+    parts = {kind.name: kind.describe(RunFiles(folder)) for kind in page.SECTIONS}
     text = page.write_report(folder).read_text()
+    visible, _, last = text.partition('<details id="absent">')
+    assert re.findall(r'<section id="(\w+)"', visible) == ["summary", "config"]
+    absent = ", ".join(kind.title for kind in page.SECTIONS if parts[kind.name].missing)
+    assert re.search(r"<summary>(.*)</summary>", last)[1] == f"Not on this page: {absent}"
+    assert 'href="#differences"' not in text
     assert "metrics.jsonl is written from the first logged step on" in section(text, "curves")
-    commands = {part.name: shlex.split(part.command) for part in parts if part.command}
+    commands = {name: part.command for name, part in parts.items() if part.command}
     assert {"metrics", "labels", "differences", "gates", "attention", "scores", "mistakes"} <= commands.keys()
+    for part in parts.values():
+        assert "\n" not in part.missing
+        assert not part.missing or part.missing.endswith(":" if part.command else ".")
     for name, command in commands.items():
-        assert command[:3] == ["python", "-m", "mlmoe_jax.main"]
-        flags, _ = parse_flags(command[3:])
-        assert flags.workdir == str(folder)
-        assert shlex.join(command) in section(text, name)
+        program, flags = command.split(" --", 1)
+        assert program == "python -m mlmoe_jax.main"
+        assert parse_flags(shlex.split(f"--{flags}"))[0].workdir == str(folder)
+        assert command in section(text, name)
 
 
-def test_the_output_can_be_another_folder(run, tmp_path, no_bundle, refusal):
+def test_the_output_can_be_another_folder(run, tmp_path, no_bundle):
     target = page.write_report(run, output=tmp_path / "pages" / "a.html")
     assert target.read_text().startswith("<!doctype html>")
-    (tmp_path / "file").write_text("")
-    assert "cannot write" in refusal(page.write_report, run, output=tmp_path / "file" / "a.html")
-
-
-def test_missing_runs_and_runs_without_scores(tmp_path, run, refusal, no_bundle):
-    assert "there is no run folder" in refusal(page.write_report, RunFolder(tmp_path / "none"))
-    bare = RunFolder(tmp_path / "bare")
-    bare.write_text("labels.txt", run.read_text("labels.txt"))
-    assert "it has no config" in refusal(RunFiles, bare)
-    bare.write_text("config.json", run.read_text("config.json"))
-    assert "has no results.json" in refusal(page.write_report, run, against=bare)
-
-
-def test_a_page_is_not_written_through_a_link(tmp_path, run, precious, no_bundle):
-    folder = RunFolder(tmp_path / "run")
-    folder.write_text("config.json", run.read_text("config.json"))
-    (tmp_path / "run" / page.REPORT).symlink_to(precious)
-    assert page.write_report(folder).read_text().startswith("<!doctype html>")
 
 
 # ------------------------------------------------------------------------------------------------------------- sections
@@ -190,17 +176,6 @@ def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
     assert "{" not in found
     assert rows["CP"] == ["CP", None, fitted.source["after"]["CP"]]
     assert "nan" not in fitted_lines(fitted)[0]
-
-
-def test_images_come_first_and_what_is_missing_last_in_one_line(tmp_path, no_bundle):
-    text = page.write_report(make_run(tmp_path / "run", samples=0)).read_text()
-    visible, _, last = text.partition('<details id="absent">')
-    assert re.findall(r'<section id="(\w+)"', visible)[:3] == ["summary", "images", "mistakes"]
-    line = re.search(r"<summary>(.*)</summary>", last)[1]
-    absent = "Differences from another run, Gates: the experts of each label, Attention over the image"
-    assert line == f"Not on this page: {absent}"
-    assert re.findall(r'<section id="(\w+)"', last) == ["differences", "gates", "attention"]
-    assert 'href="#differences"' not in text
 
 
 def test_cost_is_read_from_the_file_or_counted_on_request(text, run, tmp_path, monkeypatch, no_bundle):

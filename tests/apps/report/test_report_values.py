@@ -76,15 +76,6 @@ def test_worst_mistakes_match_a_plain_loop():
     assert unknown.worst("false", 1) == []
 
 
-def test_a_correct_prediction_is_no_mistake(run):
-    files = RunFiles(run)
-    scored = files.scored
-    exact = SplitScores("test", scored.ids, (scored.codes == 1).astype(float), scored.codes)
-    files.predictions = Predictions(exact, files.names, np.full(len(NAMES), 0.5), "0.5 for every label")
-    (note,) = mistakes.mistakes(files)
-    assert note.text.startswith(f"On {IMAGES} images of test: 0 labels wrongly predicted and 0 missed. ")
-
-
 def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
     test, cuts = read_scores(run)["test"], (0.1, 0.2, 0.3, 0.4, np.inf)  # of the made run
     negative = np.where((test.codes == 0) & (test.scores >= cuts), test.scores, 0)
@@ -95,7 +86,9 @@ def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
         expected = [row for row in data_block(text, f"mistakes-{outcome}")["rows"] if row[2] in available]
         assert [[*card["labels"][0][::2], card["id"]] for card in data["cards"]] == expected
         assert {card["labels"][0][1] for card in data["cards"]} == {outcome}
-    assert "images cannot be shown: the data" in section(text, "mistakes")
+    judged, found = RunFiles(run).predictions, section(text, "mistakes")
+    assert f"{judged.false.sum()} labels wrongly predicted and {judged.missed.sum()} missed. " in found
+    assert "images cannot be shown: the data" in found
 
 
 def test_images_have_their_present_and_predicted_labels(text, run):
@@ -212,18 +205,15 @@ def test_conditional_probabilities_and_groups(text, run):
     assert [size for _, size, _ in groups] == [2, 3, 2, 3]
 
 
-def test_many_labels_of_a_label_space(tmp_path, run):
-    count = 300
-    counts = np.triu(np.ones((count, count), np.int64), 1)
-    names, groups = tuple(map(str, range(count))), np.zeros(count, int)
-    space = LabelSpace(names, counts + counts.T, np.arange(count) + 1, 1000, groups, groups)
-    with open(tmp_path / "label_space.npz", "wb") as file:
-        space.save(file)
-    (tmp_path / "config.json").write_text(run.read_text("config.json"))
-    note, charts = labels.groups(RunFiles(RunFolder(tmp_path)))
-    assert "Of 300 labels, the heat maps show the 80 most frequent" in note.text
+def test_heat_maps_show_the_most_frequent_labels_of_a_model_without_groups(run, monkeypatch):
+    monkeypatch.setattr(labels, "MOST_LABELS", 3)
+    files, none = RunFiles(run), np.zeros(5, int)
+    files.label_space = replace(files.label_space, co_group=none, dc_group=none)
+    note, charts, *_ = labels.groups(files)
+    assert "Of 5 labels, the heat maps show the 3 most frequent" in note.text
     [chart] = charts.charts
-    assert {row["b"] for row in chart.spec["datasets"]["rows"]} <= {str(k) for k in range(220, 300)}
+    frequent = np.argsort(-files.label_space.positives, kind="stable")[:3]
+    assert {row["b"] for row in chart.spec["datasets"]["rows"]} <= {NAMES[k] for k in frequent}
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
@@ -252,16 +242,13 @@ def test_gates_per_image_and_their_means(text, run):
     ]
 
 
-def test_gates_without_samples_and_without_gates(tmp_path):
-    [kind] = [kind for kind in page.SECTIONS if kind.name == "gates"]
-    folder = make_run(tmp_path / "run", samples=0)
-    part = kind.describe(RunFiles(folder))
-    assert "keeps no sample images" in part.missing
-    assert not part.parts
-    write_samples(folder, np.eye(5, dtype=np.int8)[:2], np.zeros((2, 5)), np.random.default_rng(0))
-    arrays = folder.read_npz("samples/explained.npz")
-    folder.write_npz("samples/explained.npz", **{name: of for name, of in arrays.items() if "gates" not in name})
-    assert kind.describe(RunFiles(folder)).missing.startswith("This model has no gates")
+def test_sections_about_samples_say_what_is_missing(run):
+    kinds, files = {kind.name: kind for kind in page.SECTIONS}, RunFiles(run)
+    files.samples = replace(files.samples, gates={}, attention={})
+    assert kinds["gates"].describe(files).missing.startswith("This model has no gates")
+    assert kinds["attention"].describe(files).missing.startswith("The head of this model has no attention maps")
+    files.samples = None
+    assert "keeps no sample images" in kinds["gates"].describe(files).missing
 
 
 def test_attention_maps_and_their_peaks(text, run, monkeypatch):
