@@ -1,11 +1,9 @@
 """Exported programs: the same probabilities as the run, in a process that has no code of ours."""
 
-import importlib.util
 import json
-import sys
+import runpy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -20,8 +18,8 @@ from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
 from mlmoe_jax import load_config
-from mlmoe_jax.apps.export import program, standalone
 from mlmoe_jax.apps.export import run as export
+from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.program import image_shape, program_of, require_equal, scores_of
 from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 from mlmoe_jax.data.image_reader import ImageReader
@@ -122,26 +120,26 @@ def test_the_folder_describes_itself(made):
     assert str(made) not in (out / "model.json").read_text() + (out / "README.md").read_text()
     model = model_of(out)
     assert model.thresholds.tolist() == [0.25, np.inf, 0.5]
-    with pytest.raises(ValueError, match=r"uint8 \[B,8,8,3\], not float64"):
-        model(np.zeros((1, 8, 8, 3)))
 
 
-def test_the_loader_labels_files_on_the_command_line(made, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "path", [str(made / "out"), *sys.path])
-    spec = importlib.util.spec_from_file_location("load", made / "out" / "load.py")
-    loader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loader)
+def test_a_program_takes_pixels_alone(made, refusal):
+    floats = np.zeros((1, 8, 8, 3))
+    assert "uint8 [B,8,8,3], not float64" in refusal(model_of(made / "out"), floats, error=ValueError)
+
+
+def test_the_loader_labels_files_on_the_command_line(made, tmp_path, capsys):
+    label = runpy.run_path(str(made / "out" / "load.py"))["main"]
     [path, *_] = image_files(tmp_path)
     [result] = Predictor.from_run(made / RUN)([path])
     (tmp_path / "damaged.png").write_bytes(b"\x89PNG")
     capsys.readouterr()
-    assert loader.main([path, str(tmp_path / "damaged.png")]) == 2
+    assert label([path, str(tmp_path / "damaged.png")]) == 2
     printed = capsys.readouterr()
     best = sorted(result.labels, key=lambda label: -result.scores[label])
     text = "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)
     assert printed.out == f"{path}  {text or '(no label reaches its threshold)'}\n"
     assert printed.err.startswith(f"error: cannot read {tmp_path / 'damaged.png'}")
-    assert loader.main([]) == 2
+    assert label([]) == 2
 
 
 @pytest.mark.parametrize("resize", ["square", "crop"])
@@ -183,25 +181,6 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
     logits = names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits
     scores = read_thresholds(folder).correction("abc")(np.asarray(logits))
     np.testing.assert_allclose(scores, model_of(made / "out")(pixels), atol=1e-6)
-
-
-def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, refusal, monkeypatch):
-    folder = RunFolder(made / RUN)
-
-    def refuse(output, kind="stablehlo", **overrides):
-        return refusal(export.export_run, folder, str(output), kind, list(overrides.items()))
-
-    monkeypatch.setattr(program, "STABLEHLO", replace(program.STABLEHLO, needs={"eval.dtype": "float32"}))
-    sentence = refuse(tmp_path / "out", **{"eval.dtype": "bfloat16"})
-    assert sentence == "--format=stablehlo needs eval.dtype=float32, not bfloat16; leave --config.eval.dtype out"
-    assert refuse(made / "out") == f"{made / 'out'} already exists; remove it or set another --output"
-    assert "there is no local folder" in refuse(tmp_path / "no" / "out")
-    assert "no local folder" in refuse("gs://bucket/out")
-    sentence = refusal(export.export_run, folder, str(tmp_path / "a.safetensors"), "safetensors", template="space")
-    assert sentence == "--format=safetensors does not take --template here; leave it out"
-    monkeypatch.setattr(program, "scores_of", lambda run, pixels: np.nan)
-    assert "differs from the run by nan" in refuse(tmp_path / "out")
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------------- as documented
@@ -283,14 +262,3 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime
     monkeypatch.chdir(made / "onnx")
     exec(PROGRAMS[2], {})
     assert capsys.readouterr().out == "(2, 3)\n"
-
-
-@pytest.mark.slow
-def test_a_model_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal, monkeypatch):
-    def fails(*arguments, **options):
-        raise NotImplementedError("no rem. And more")
-
-    monkeypatch.setitem(sys.modules, "jax2onnx", SimpleNamespace(to_onnx=fails))
-    run = random_run("cnn_rnn_resnet101", **ON_VIT)
-    sentence = refusal(TARGETS["onnx"].write, Export(run, tmp_path, {}, ALWAYS))
-    assert sentence.startswith("jax2onnx cannot convert the head cnn_rnn on vit_digits (no rem); export it with")
