@@ -1,11 +1,15 @@
 """The audit of labels: suggestions, their files, and the way back into a data set."""
 
+import contextlib
 import csv
+import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import browser, tiny
+from helpers.refusals import Refusal, each, run_command
 from helpers.tables import settings
 from PIL import Image
 
@@ -24,60 +28,73 @@ from mlmoe_jax.main import main
 COLORS = ("red", "green", "blue")
 
 
-@pytest.fixture
-def photos(tmp_path, monkeypatch):
-    """A folder of 60 images whose channels are bright if they have a label, and a stand-in for the backbone.
+class Photos:
+    """A folder of 60 images whose channels are bright if they have a label, the table of labels, and audits of it.
 
     Image 7 lacks red, image 9 has blue by mistake, and image 59 is image 58 with other labels.
     """
-    draw = np.random.default_rng(0)
-    has = draw.random((60, 3)) < 0.5
-    has[59] = has[58] = (True, False, True)
-    pixels = np.where(has[:, None, None], 200, 40) + draw.integers(-30, 31, (60, 16, 16, 3))
-    pixels[59] = pixels[58]
-    has[7, 0], has[9, 2], has[59, 1] = False, True, True
-    pixels[7, ..., 0], pixels[9, ..., 2] = 210, 30
-    rows = []
-    for number, (image, labels) in enumerate(zip(pixels.astype(np.uint8), has, strict=True)):
-        Image.fromarray(image).save(tmp_path / f"{number}.png")
-        rows.append(f"{number}.png,{';'.join(name for name, one in zip(COLORS, labels, strict=True) if one)}")
-    (tmp_path / "labels.csv").write_text("\n".join(["image,labels", *rows]) + "\n")
+
+    def __init__(self, folder: Path):
+        self.folder, self.table = folder, folder / "labels.csv"
+        self.suggestions, self.page = folder / "audit" / "suggestions.csv", folder / "audit" / "audit.html"
+        draw = np.random.default_rng(0)
+        has = draw.random((60, 3)) < 0.5
+        has[59] = has[58] = (True, False, True)
+        pixels = np.where(has[:, None, None], 200, 40) + draw.integers(-30, 31, (60, 16, 16, 3))
+        pixels[59] = pixels[58]
+        has[7, 0], has[9, 2], has[59, 1] = False, True, True
+        pixels[7, ..., 0], pixels[9, ..., 2] = 210, 30
+        rows = ["image,labels"]
+        for number, (image, labels) in enumerate(zip(pixels.astype(np.uint8), has, strict=True)):
+            Image.fromarray(image).save(folder / f"{number}.png")
+            rows.append(f"{number}.png,{';'.join(np.array(COLORS)[labels])}")
+        self.table.write_text("\n".join(rows) + "\n")
+
+    def command(self, *flags: str, output: str = "audit") -> list[str]:
+        config = f"--config=own_csv:root={self.folder},backbone=efficientnet_lite0"
+        return ["data", "--audit", config, f"--output={self.folder / output}", *flags]
+
+    def audit(self, *flags: str, **output: str) -> tuple[dict, str]:
+        """Return the report and the warnings of an audit."""
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            assert main(self.command("--json", *flags, **output)) == 0
+        return json.loads(out.getvalue()), err.getvalue()
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of the table of suggestions."""
+        return list(csv.DictReader(io.StringIO(self.suggestions.read_text(), newline="")))
+
+    def open(self, corrections: str = "") -> Split:
+        return open_split(settings(self.folder, table="labels.csv", corrections=corrections), "train")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """The folder, and a stand-in for the backbone."""
 
     def colors(split: Split, config) -> tuple[Split, np.ndarray]:
         return split, np.stack([image.mean(axis=(0, 1)) / 50 for image in split.images]).astype(np.float32)
 
     monkeypatch.setattr(audit, "extract_features", colors)
-    return tmp_path
-
-
-def command(photos, *flags: str) -> list[str]:
-    config = f"--config=own_csv:root={photos},backbone=efficientnet_lite0"
-    return ["data", "--audit", config, f"--output={photos / 'audit'}", *flags]
-
-
-def suggestions(photos) -> list[dict[str, str]]:
-    with open(photos / "audit" / "suggestions.csv", newline="") as file:
-        return list(csv.DictReader(file))
+    return Photos(tmp_path)
 
 
 def test_wrong_labels_come_first_and_accepted_ones_correct_the_table(photos, capsys):
-    assert main(command(photos)) == 0
+    assert main(photos.command()) == 0
     assert "of split train" in capsys.readouterr().out
-    rows = suggestions(photos)
+    rows = photos.rows()
     assert tuple(rows[0]) == COLUMNS
     first = {tuple(row[name] for name in ("image", "label", "given", "suggested", "accept")) for row in rows[:3]}
     assert first == {("7.png", "red", "0", "1", ""), ("9.png", "blue", "1", "0", ""), ("59.png", "green", "1", "0", "")}
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores)
     assert scores[-1] < 0.5
-    table = photos / "audit" / "suggestions.csv"
-    table.write_text(table.read_text().replace(",\n", ",yes\n", 2))
-    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
-    before, after = open_split(settings(photos, table="labels.csv"), "train"), open_split(data, "train")
+    photos.suggestions.write_text(photos.suggestions.read_text().replace(",\n", ",yes\n", 2))
+    before, after = photos.open(), photos.open("audit/suggestions.csv")
     changed = np.argwhere(before.labels != after.labels)
-    assert [(after.ids[row], after.classes[label]) for row, label in changed] == sorted(
-        ((row["image"], row["label"]) for row in rows[:2]), key=lambda place: after.ids.index(place[0])
-    )
+    assert {(after.ids[row], after.classes[label]) for row, label in changed} == {
+        (row["image"], row["label"]) for row in rows[:2]
+    }
 
 
 def spreadsheet(rows: list[list[str]]) -> bytes:
@@ -87,34 +104,29 @@ def spreadsheet(rows: list[list[str]]) -> bytes:
 
 
 @pytest.mark.parametrize("saved", ["as it was", "by a spreadsheet program"])
-def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved, photos, monkeypatch, capsys):
-    assert main(command(photos)) == 0
-    table, fit, answers = photos / "audit" / "suggestions.csv", audit.fit_logistic, ["yes", "No", "maybe"]
+def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved, photos, monkeypatch):
+    photos.audit()
+    table, fit, answers = photos.suggestions, audit.fit_logistic, ["yes", "No", "maybe"]
     heading, *rows = [line.split(",") for line in table.read_text().splitlines()]
-    rows = [[*row[:-1], *extra] for row, extra in zip(rows, [[one, f"why {one}"] for one in answers], strict=True)]
+    rows = [[*row[:-1], answer, f"why {answer}"] for row, answer in zip(rows, answers, strict=True)]
     rows.append(["2.png", "red", "", "0", "", "", ""])  # of the person
     edited = [[*heading, ""], *rows]
     file = spreadsheet(edited) if saved != "as it was" else "\n".join(map(",".join, edited)).encode()
-    monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: table.write_bytes(file) and fit(*values, **keys))
-    assert main(command(photos)) == 0
-    monkeypatch.setattr(audit, "fit_logistic", fit)
-    assert "4 rows with answers or notes kept" in capsys.readouterr().err
-    capsys.readouterr()
-    assert main(command(photos, "--json")) == 0
-    assert json.loads(capsys.readouterr().out)["suggestions"] == [], "an answer is not asked for again"
-    assert "7.png" not in (photos / "audit" / "audit.html").read_text()
-    kept = [list(row.values()) for row in suggestions(photos)]
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "fit_logistic", lambda *values, **keys: table.write_bytes(file) and fit(*values, **keys))
+        assert "4 rows with answers or notes kept" in photos.audit()[1]
+    assert photos.audit()[0]["suggestions"] == [], "an answer is not asked for again"
+    assert "7.png" not in photos.page.read_text()
+    kept = [list(row.values()) for row in photos.rows()]
     assert kept == [*rows[:3], [*rows[3][:5], "", ""]]
     table.write_text(table.read_text().replace("maybe", ""))
-    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
-    changed = open_split(data, "train").labels != open_split(settings(photos, table="labels.csv"), "train").labels
-    assert changed.sum() == 1, "yes, once"
-    second = [f"--output={photos / 'second'}", f"--config.data.corrections={table}", "--json"]
-    assert main([*command(photos)[:-1], *second]) == 0
-    new = open_split(settings(photos, table="labels.csv", corrections="second/suggestions.csv"), "train")
-    np.testing.assert_array_equal(new.labels, open_split(data, "train").labels, "another folder has the answers too")
-    assert main(command(photos, f"--config.data.corrections={table}")) == 0
-    assert sum(bool(row["column 7"]) for row in suggestions(photos)) == 3, "each row once"
+    answered = photos.open("audit/suggestions.csv").labels
+    assert (answered != photos.open().labels).sum() == 1, "yes, once"
+    photos.audit(f"--config.data.corrections={table}", output="second")
+    second = photos.open("second/suggestions.csv").labels
+    np.testing.assert_array_equal(second, answered, "another folder has the answers too")
+    photos.audit(f"--config.data.corrections={table}")
+    assert sum(bool(row["column 7"]) for row in photos.rows()) == 3, "each row once"
 
 
 @pytest.mark.parametrize(
@@ -127,34 +139,30 @@ def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved,
         ("suggestions.csv", b"image,label,suggested,accept,why,why\n", "has two columns 'why'; rename one"),
     ],
 )
-def test_in_doubt_suggestions_are_written_beside(photos, capsys, name, content, says):
-    assert main(command(photos)) == 0
-    (photos / "audit" / name).write_bytes(content)
-    before = (photos / "audit" / "suggestions.csv").read_bytes()
-    assert main(command(photos)) == 0
-    err = capsys.readouterr().err
-    assert says in err
-    assert "until then, the suggestions are in" in err
-    assert (photos / "audit" / "suggestions.csv").read_bytes() == before
-    assert (photos / "audit" / "suggestions-2.csv").read_text().count("\n") == 4
+def test_in_doubt_suggestions_are_written_beside(photos, name, content, says):
+    photos.audit()
+    photos.suggestions.with_name(name).write_bytes(content)
+    before = photos.suggestions.read_bytes()
+    _, warnings = photos.audit()
+    assert says in warnings
+    assert "until then, the suggestions are in" in warnings
+    assert photos.suggestions.read_bytes() == before
+    assert photos.suggestions.with_name("suggestions-2.csv").read_text().count("\n") == 4
 
 
-def test_answers_of_two_files_that_differ_are_both_kept(photos, refusal):
-    (photos / "audit").mkdir()
+def test_answers_of_two_files_that_differ_are_both_kept(photos):
+    photos.suggestions.parent.mkdir()
     for name, answer in (("suggestions.csv", "yes"), ("suggestions-2.csv", "no"), ("suggestions-3.csv", "yes")):
-        (photos / "audit" / name).write_text(f"image,label,suggested,accept\n7.png,red,1,{answer}\n")
-    assert main(command(photos)) == 0
-    assert [row["accept"] for row in suggestions(photos) if row["image"] == "7.png"] == ["yes", "no"]
-    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
-    assert "contradicts an earlier line about 7.png and 'red'" in refusal(open_split, data, "train")
+        photos.suggestions.with_name(name).write_text(f"image,label,suggested,accept\n7.png,red,1,{answer}\n")
+    photos.audit()
+    assert [row["accept"] for row in photos.rows() if row["image"] == "7.png"] == ["yes", "no"]
 
 
-def test_similar_images_with_other_labels_and_the_page(photos, capsys):
-    assert main(command(photos, "--json")) == 0
-    report = json.loads(capsys.readouterr().out)
+def test_similar_images_with_other_labels_and_the_page(photos):
+    report, _ = photos.audit()
     assert report["similar_images_with_other_labels"] == [["58.png", "59.png"]]
-    assert report["missing"] + report["superfluous"] == len(report["suggestions"]) == len(suggestions(photos))
-    page = (photos / "audit" / "audit.html").read_text()
+    assert report["missing"] + report["superfluous"] == len(report["suggestions"]) == len(photos.rows())
+    page = photos.page.read_text()
     for text in ("Audit of labels", "Suggested corrections", "Similar images with different labels", "58.png"):
         assert text in page
     assert page.count("data:image/jpeg;base64,") >= 4
@@ -196,31 +204,40 @@ def test_a_label_of_few_groups_is_not_judged_because_a_fit_may_have_none_of_them
     assert "fewer than 5 groups of images have the label" in audit_text(result)
 
 
-def test_suggestions_agree_with_the_tree(photos, capsys, monkeypatch):
+def test_suggestions_agree_with_the_tree(photos, monkeypatch):
     """A probable red makes what it implies probable too; that red implies it is no news."""
-    (photos / "labels.csv").write_text((photos / "labels.csv").read_text().replace("red", "red;warm", 3))
-    (photos / "tree.yaml").write_text("implies: {red: warm}")
+    photos.table.write_text(photos.table.read_text().replace("red", "red;warm", 3))
+    (photos.folder / "tree.yaml").write_text("implies: {red: warm}")
     monkeypatch.setattr(audit, "SUPPORT", 10)
     monkeypatch.setattr(audit, "probabilities", lambda logits: np.tile([0.5, 0.5, 0.9, 0.1], (60, 1)))
-    assert main(command(photos, "--config.data.tree=tree.yaml", "--json")) == 0
-    report = json.loads(capsys.readouterr().out)
+    report, _ = photos.audit("--config.data.tree=tree.yaml")
     assert report["superfluous"] == 0
     assert [row["label"] for row in report["suggestions"]].count("warm") == report["missing"] / 2 > 0
     assert ("red", "warm") not in [(pair["label"], pair["with"]) for pair in report["together"]]
 
 
-def test_images_of_which_most_cannot_be_read_are_refused(photos, capsys):
+def of_no_images(at):
+    photos = Photos(at)
     for number in range(60):
-        (photos / f"{number}.png").write_text("no image")
-    assert main(command(photos, "--config.data.bad_images=skip")) == 2
-    assert "16 of 16 images of split train that were tried cannot be read" in capsys.readouterr().err
+        (at / f"{number}.png").write_text("no image")
+    return photos.command("--config.data.bad_images=skip")
 
 
-def test_a_split_without_labels_to_judge_is_refused_at_once(refusal):
+def audit_few(at):
     config = probe_config(load_config("linear_probe:dataset=digits", []))
-    assert refusal(audit_split, judged([[1, 0]] * 9, np.zeros((9, 2))).split, config).startswith(
-        "no label can be judged: a label needs 5 images of split train that have it and 5 that are known not to have it"
-    )
+    audit_split(judged([[1, 0]] * 9, np.zeros((9, 2))).split, config)
+
+
+FEW = "no label can be judged: a label needs 5 images of split train that have it and 5 that are known not to have it"
+REFUSALS = [
+    Refusal("no images", of_no_images, lambda flags: run_command(*flags), "16 of 16 images of split train"),
+    Refusal("few labels", None, audit_few, FEW),
+]
+
+
+@each(REFUSALS)
+def test_what_cannot_be_judged_is_refused_at_once(case, tmp_path):
+    case.check(tmp_path)
 
 
 def test_names_with_markup_stay_text():
@@ -231,34 +248,28 @@ def test_names_with_markup_stay_text():
     assert r"\u003cb\u003ea" in page
 
 
-def test_labels_that_are_nearly_always_together(photos, capsys, monkeypatch):
-    table = (photos / "labels.csv").read_text()
-    (photos / "labels.csv").write_text(table.replace("blue", "blue;sky"))
+def test_labels_that_are_nearly_always_together(photos, monkeypatch):
+    photos.table.write_text(photos.table.read_text().replace("blue", "blue;sky"))
     monkeypatch.setattr(audit, "SUPPORT", 10)
-    assert main(command(photos, "--json")) == 0
-    assert {("blue", "sky"), ("sky", "blue")} == {
-        (pair["label"], pair["with"]) for pair in json.loads(capsys.readouterr().out)["together"]
-    }
+    together = {(pair["label"], pair["with"]) for pair in photos.audit()[0]["together"]}
+    assert together == {("blue", "sky"), ("sky", "blue")}
 
 
 def test_the_images_of_a_group_are_in_one_fold(photos, monkeypatch):
-    heading, *rows = (photos / "labels.csv").read_text().splitlines()
-    patients = [f"{row},p{number // 2}" for number, row in enumerate(rows)]
-    (photos / "labels.csv").write_text("\n".join([f"{heading},patient", *patients]) + "\n")
+    patients = [f"p{number // 2}" for number in range(60)]
+    lines = zip(photos.table.read_text().splitlines(), ["patient", *patients], strict=True)
+    photos.table.write_text("".join(f"{line},{patient}\n" for line, patient in lines))
     options, fit = {}, audit.fit_logistic
     monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: options.update(keys) or fit(*values, **keys))
-    assert main(command(photos, "--config.data.group_column=patient")) == 0
-    assert options["units"] == [f"p{number // 2}" for number in range(60)]
+    photos.audit("--config.data.group_column=patient")
+    assert options["units"] == patients
 
 
 @pytest.mark.slow
 def test_the_page_is_drawn_and_filtered_by_direction(photos):
-    if (executable := browser.find()) is None:
-        pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
-    assert main(command(photos)) == 0
-    rows = suggestions(photos)
-    with browser.Browser(executable) as tab:
-        tab.open(photos / "audit" / "audit.html")
+    photos.audit()
+    rows = photos.rows()
+    with browser.opened(photos.page) as tab:
         cards = "document.querySelectorAll('#widget-cards-suggestions .card').length"
         assert tab.run(cards) == len({row["image"] for row in rows})
         menu = "document.querySelectorAll('#widget-cards-suggestions select')[1]"
