@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import REPOSITORY
+from helpers.refusals import Refusal, each
 from PIL import Image
 
 import mlmoe_jax as mm
@@ -136,11 +137,6 @@ def test_every_public_name_is_there_and_listed():
     assert mm.UserError is sys.modules["mlmoe_jax.errors"].UserError
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"has no attribute 'predictor'"):
-        _ = mm.predictor
-
-
 def test_type_checkers_see_every_lazy_name():
     tree = ast.parse((REPOSITORY / "mlmoe_jax" / "__init__.py").read_text())
     [typing] = [node for node in tree.body if isinstance(node, ast.If)]
@@ -159,50 +155,54 @@ def test_the_version_is_that_of_the_build_and_of_the_citation():
 # --------------------------------------------------------------------------------------------------------- functions
 def test_overrides_are_python_values_or_texts():
     given = {"train.epochs": 3, "optim.learning_rate": 0.5, "data.test_splits": ["val", "test"], "data.root": "x"}
+    given |= {"train.batch_size": "3", "data.val_fraction": np.float32(0.5)}
     config = mm.load_config("linear_probe:dataset=digits", given)
-    assert config.train.epochs == 3
-    assert config.optim.learning_rate == 0.5
-    assert config.data.test_splits == ("val", "test")
-    assert config.data.root == "x"
-    assert mm.load_config("linear_probe:dataset=digits", {"train.epochs": "3"}).train.epochs == 3
-    assert (
-        mm.load_config("linear_probe:dataset=digits", {"data.val_fraction": np.float32(0.5)}).data.val_fraction == 0.5
-    )
+    assert (config.train.epochs, config.train.batch_size) == (3, 3)
+    assert (config.optim.learning_rate, config.data.val_fraction) == (0.5, 0.5)
+    assert (config.data.test_splits, config.data.root) == (("val", "test"), "x")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    [
-        ({"train.epoch": 1}, "did you mean 'epochs'"),
-        ({"train.epochs": 0}, "epochs"),
-        ({"train.epochs": None}, "not 'None'"),
-        ({"train": {"epochs": 1}}, "is a section with fit, epochs, "),
-    ],
-)
-def test_what_does_not_fit_is_refused(overrides, part, refusal):
-    assert part in refusal(mm.load_config, "linear_probe:dataset=digits", overrides)
+def calling(name: str, call, says: str = "", error=mm.UserError) -> Refusal:
+    return Refusal(name, None, lambda at: call(), says, error=error)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"num_groups": 3}, mm.UserError), ({"tau": 0.0}, ValueError), ({"side": "x"}, ValueError)],
-    ids=["num_groups", "tau", "side"],
-)
-def test_label_groups_raise_what_the_page_says(options, error):
-    with pytest.raises(error):
-        mm.group_labels(np.eye(2), np.ones(2), **{"num_groups": 1, "tau": 2.0, "side": "co", "seed": 0} | options)
-    (sentence,) = re.findall(r"^Raises .*`num_groups`.*$", PAGE.read_text(), re.MULTILINE)
-    raised = {name: part for part in sentence.split(", and ") for name in options if f"`{name}`" in part}
-    assert error.__name__ in raised[next(iter(options))]
+def group(**options):
+    return mm.group_labels(np.eye(2), np.ones(2), **{"num_groups": 1, "tau": 2.0, "side": "co", "seed": 0} | options)
+
+
+WRONG_GROUPS = {"num_groups": (3, mm.UserError), "tau": (0.0, ValueError), "side": ("x", ValueError)}
+REFUSALS = [
+    calling("None as a value", lambda: mm.load_config("finetune", {"train.epochs": None}), "not 'None'"),
+    calling(
+        "a section", lambda: mm.load_config("finetune", {"train": {"epochs": 1}}), "is a section with fit, epochs, "
+    ),
+    *(
+        calling(name, lambda given={name: value}: group(**given), error=error)
+        for name, (value, error) in WRONG_GROUPS.items()
+    ),
+    calling("another backbone", lambda: mm.load_backbone("resnet5"), "no backbone 'resnet5'"),
+    calling("no weights", lambda: mm.load_backbone("vit_digits", weights=Path("no/missing.npz")), "missing.npz"),
+    calling("another name", lambda: mm.predictor, "has no attribute 'predictor'", AttributeError),
+]
+
+
+@each(REFUSALS)
+def test_what_does_not_fit_is_refused(case, tmp_path):
+    case.check(tmp_path)
+
+
+def test_the_page_names_the_errors_of_label_groups():
+    [sentence] = re.findall(r"^Raises .*`num_groups`.*$", PAGE.read_text(), re.MULTILINE)
+    for name, (_, error) in WRONG_GROUPS.items():
+        [part] = [part for part in sentence.split(", and ") if f"`{name}`" in part]
+        assert error.__name__ in part
 
 
 @pytest.mark.slow
-def test_the_predictor_takes_the_same_overrides(page, refusal):
-    lower = mm.Predictor.from_run("runs/api", {"eval.threshold": 0.3})
-    assert (lower.thresholds == 0.3).all()
-    assert (mm.Predictor.from_run("runs/api", [("eval.threshold", "0.3")]).thresholds == 0.3).all()
+def test_the_predictor_takes_the_same_overrides(page):
+    for overrides in ({"eval.threshold": 0.3}, [("eval.threshold", "0.3")]):
+        assert (mm.Predictor.from_run("runs/api", overrides).thresholds == 0.3).all()
     assert (page["predictor"].thresholds == 0.5).all()
-    assert "cannot be set to None" in refusal(mm.Predictor.from_run, "runs/api", {"eval.threshold": None})
 
 
 @pytest.mark.slow
@@ -236,11 +236,6 @@ def test_a_backbone_can_be_split_and_jitted(page):
     assert nnx.merge(definition, state).preprocess == preprocess
 
 
-def test_an_unknown_backbone_or_file_is_refused(refusal):
-    assert "no backbone 'resnet5'" in refusal(mm.load_backbone, "resnet5")
-    assert "missing.npz" in refusal(mm.load_backbone, "vit_digits", weights=Path("no") / "missing.npz")
-
-
 # ------------------------------------------------------------------------------------- the parts for code of one's own
 @pytest.mark.slow
 def test_a_run_gives_the_model_of_its_predictor(page):
@@ -252,14 +247,13 @@ def test_a_run_gives_the_model_of_its_predictor(page):
 
 
 @pytest.mark.slow
-def test_images_are_read_as_predictions_read_them(page, refusal, tmp_path):
+def test_images_are_read_as_predictions_read_them(page, tmp_path):
     image = page["images"][0]
     Image.fromarray(image).save(tmp_path / "a.png")
     both = mm.read_images([tmp_path / "a.png", image], page["config"])
     assert both.shape == (2, 64, 64, 3)
     assert np.array_equal(both[0], both[1])
     assert np.array_equal(mm.read_images(tmp_path / "a.png", page["config"]), both[:1])
-    assert "none.png" in refusal(mm.read_images, "none.png", page["config"])
 
 
 @pytest.mark.slow
@@ -276,11 +270,24 @@ def test_features_after_the_last_block_are_those_of_the_backbone(page):
 
 
 @pytest.mark.slow
-def test_features_of_no_block_are_refused(page):
-    with pytest.raises(ValueError, match="no block 5; the blocks are numbered from 0 to 4"):
-        mm.block_features(page["backbone"], page["inputs"], [0, 5])
-    with pytest.raises(ValueError, match="no transformer blocks"):
-        mm.block_features(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), page["inputs"], [0])
+def test_what_the_parts_refuse(page, refusal):
+    linear, balanced = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), mm.load_config("linear_probe:dataset=digits")
+    balanced.loss.positive_weight = 0.0
+    for says, error, function, *arguments in (
+        ("cannot be set to None", mm.UserError, mm.Predictor.from_run, "runs/api", {"eval.threshold": None}),
+        ("none.png", mm.UserError, mm.read_images, "none.png", page["config"]),
+        ("make_loss", mm.UserError, mm.make_loss, balanced),
+        (
+            "no block 5; the blocks are numbered from 0 to 4",
+            ValueError,
+            mm.block_features,
+            page["backbone"],
+            page["inputs"],
+            [5],
+        ),
+        ("no transformer blocks", ValueError, mm.block_features, linear, page["inputs"], [0]),
+    ):
+        assert says in refusal(function, *arguments, error=error)
 
 
 @pytest.mark.slow
@@ -326,7 +333,7 @@ def test_batches_are_shuffled_and_augmented_in_training_only(page):
 
 
 @pytest.mark.slow
-def test_the_loss_is_that_of_the_training(page, refusal):
+def test_the_loss_is_that_of_the_training(page):
     from mlmoe_jax.training.objective import training_objective
 
     recipe, split = mm.load_config("linear_probe:dataset=digits", {"loss.kind": "bce"}), page["split"]
@@ -338,7 +345,6 @@ def test_the_loss_is_that_of_the_training(page, refusal):
     recipe.loss.positive_weight = 0.0
     balanced = mm.make_loss(recipe, split.labels)(prediction, batch)
     assert balanced != expected
-    assert "make_loss" in refusal(mm.make_loss, recipe)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The commands of docs/getting-started.md on own images, and of docs/labels.md, in their order, in an empty folder."""
 
+import contextlib
 import csv
 import json
 import os
@@ -8,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,46 +71,36 @@ def run(words: list[str], place: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def started(words: list[str], place: Path, environment: dict[str, str]) -> subprocess.Popen:
-    """Start a server and return it when it is ready."""
+@contextlib.contextmanager
+def server(words: list[str], place: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Start a server, and let it stop at the end of the block."""
     log = place / "server.log"
-    server = subprocess.Popen(words, cwd=place, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)
+    with log.open("w") as file:
+        started = subprocess.Popen(words, cwd=place, env=environment, stdout=file, stderr=subprocess.STDOUT)
     while "ready:" not in log.read_text():
-        assert server.poll() is None, log.read_text()
+        assert started.poll() is None, log.read_text()
         time.sleep(0.2)
-    return server
+    yield
+    started.terminate()
+    assert started.wait(60) == 0
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_path_factory, capsys):
+def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_path_factory):
     for needed in (*NEEDED_BY.values(), "onnxruntime"):
         pytest.importorskip(needed, reason="the page needs the extras serve and onnx")
-    shown, port = tmp_path_factory.mktemp("shown"), free_port()
-    commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block, shown)]
+    shown, port, said = tmp_path_factory.mktemp("shown"), str(free_port()), {}
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
-    server, said, times = None, {}, {}
-    for words in commands:
-        before, name = (
-            time.perf_counter(),
-            " ".join(re.findall(r"--mode=\w+|--format=\w+|load\.py|^curl", " ".join(words))),
-        )
-        words = [word.replace(str(PORT), str(port)) for word in words]
-        if words[0] == "pip":
-            continue
-        if words[0] == "python":
-            words = [sys.executable, *words[1:]]
-        if "--mode=serve" in words:
-            server = started([*words, f"--port={port}"], place, environment)
-            continue
-        said[name] = run(words, place, environment)
-        times[name] = round(time.perf_counter() - before, 1)
-        if words[0] == "curl":
-            server.terminate()
-            assert server.wait(60) == 0
-    with capsys.disabled():
-        print("\nseconds of each step:", json.dumps(times))
+    commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block, shown)]
+    with contextlib.ExitStack() as servers:
+        for words in commands:
+            words = [sys.executable if word == "python" else word.replace(str(PORT), port) for word in words]
+            name = " ".join(re.findall(r"--mode=\w+|--format=\w+|load\.py|^curl", " ".join(words)))
+            if name == "--mode=serve":
+                servers.enter_context(server([*words, f"--port={port}"], place, environment))
+            elif words[0] != "pip":
+                said[name] = run(words, place, environment)
 
-    assert server is not None
     assert "circle" in said["--mode=data"]
     assert (place / "runs/photos/report.html").stat().st_size > 50_000
     with (place / "labels.csv").open() as table:
@@ -124,22 +115,17 @@ def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_path_factory, capsys):
+def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_path_factory):
     for needed in ("jax2onnx", "onnxruntime"):
         pytest.importorskip(needed, reason="the page needs the extra onnx")
     wrong = set(range(7, 188, 19))
     draw_all(tmp_path, 200, 40, wrong)
     shown, suggestions = tmp_path_factory.mktemp("shown"), tmp_path / "photos" / "audit" / "suggestions.csv"
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
-    said, times = [], []
     for words in [words for block in blocks(LABELS, "bash", "The whole path") for words in programs(block, shown)]:
-        before = time.perf_counter()
-        said.append(run([sys.executable, *words[1:]], tmp_path, environment))
-        times.append(round(time.perf_counter() - before, 1))
+        said = run([sys.executable, *words[1:]], tmp_path, environment)
         if "--audit" in words:
             found = accept(suggestions)
-    with capsys.disabled():
-        print(f"\n{len(found)} of {len(wrong)} wrong labels are suggested; seconds of each step:", json.dumps(times))
 
     assert len(found & wrong) >= 8
     corrected, columns = tmp_path / "runs" / "corrected", sorted(SHAPES)
@@ -153,7 +139,7 @@ def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_
     assert "calibration" in json.loads((corrected / "thresholds.json").read_text())
     with (corrected / "selected.csv").open() as table:
         assert [row["rank"] for row in csv.DictReader(table)] == [str(rank) for rank in range(1, 11)]
-    assert "new_photos/1.jpg  circle " in said[-1]
+    assert "new_photos/1.jpg  circle " in said
 
 
 def accept(suggestions: Path) -> set[int]:
