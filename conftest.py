@@ -92,6 +92,22 @@ def processor_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """The runs that tests share (`helpers/runs.py`), for fixtures of modules."""
+    from helpers.runs import Runs
+
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run(runs):
+    """A function that returns a run that tests share, by its kind and stage: see `helpers/runs.py`."""
+    with runs.world():
+        yield runs
+    runs.require_unchanged()
+
+
 @pytest.fixture
 def tiny_vit(monkeypatch):
     """Make `vit_digits` a ViT of two narrow blocks and four patches, without published weights."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
+from mlmoe_jax.runtime.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
@@ -137,6 +138,14 @@ class Workers:
         """Return a new process of a side, which the caller closes."""
         return Worker(side, self._log)
 
+    def alone(self, side: Side, measured: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+        """Return what a function measures with a new process of a side and what is given, or its `error`."""
+        with self.fresh(side) as worker:
+            try:
+                return measured(worker, *given)
+            except Failed as failed:
+                return {"error": str(failed)}
+
     def discard(self, side: Side) -> None:
         """End the process of a side, if it runs; the next case starts a new process."""
         if worker := self._running.pop(side.name, None):
@@ -231,12 +240,9 @@ def machine() -> dict[str, Any]:
 
 def _processor() -> str:
     information = Path("/proc/cpuinfo")
-    names = (
-        [line for line in information.read_text().splitlines() if line.startswith("model name")]
-        if (information.exists())
-        else []
-    )
-    return names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 class Results:
@@ -255,8 +261,8 @@ class Results:
                 raise SystemExit(f"{path} holds results of another machine ({stored['machine']}); name another --json")
             self.rows = stored["rows"]
 
-    def measure(self, suite: str, key: str, measured: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the stored row of a key, or measure and store it; None if there is no time left."""
+    def measure(self, suite: str, key: str, measured: Callable[..., dict[str, Any]], *given: Any) -> dict | None:
+        """Return the stored row of a key, or call a function with what is given and store it; None without time."""
         name = f"{suite}: {key}"
         if name in self.rows and (not self.again or name in self._fresh):
             return self.rows[name]
@@ -264,7 +270,7 @@ class Results:
             self.left_out.append(name)
             return None
         print(f"measuring {name}", file=sys.stderr, flush=True)
-        self.rows[name] = measured()
+        self.rows[name] = measured(*given)
         self._fresh.add(name)
         if self.path:
             whole = {"machine": self.machine, "rows": self.rows}
@@ -289,11 +295,11 @@ def gigabytes(count: float | None) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Return a Markdown table with a title; all columns except the first are aligned to the right."""
-    rule = "|".join(["---"] + ["---:"] * (len(columns) - 1))
-    lines = [f"**{title}**", "", f"| {' | '.join(columns)} |", f"|{rule}|"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", *notes, ""] if notes else [*lines, ""])
+    """Return a Markdown table with a title, or "" without rows; the cells that a row lacks at its end are empty."""
+    if not rows:
+        return ""
+    lines = [f"**{title}**", "", Table(columns, rows).markdown()]
+    return "\n".join([*lines, *notes, ""] if notes else lines)
 
 
 def platform_of(facts: dict[str, Any]) -> str:

@@ -119,7 +119,7 @@ def main(words: list[str] | None = None) -> int:
         for suite in options.suite:
             workers.sides = sides if suite == "data" else compared
             for text in importlib.import_module(f"benchmarks.suites.{suite}").run(settings, workers, results):
-                print(text, flush=True)
+                print(text, end="\n" if text else "", flush=True)
     except harness.Failed as failed:
         print(f"benchmarks.run: {failed} (--log=FILE keeps what it printed)", file=sys.stderr)
         return 1

@@ -26,22 +26,6 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory):
-    """The runs that tests share (`helpers/runs.py`), for fixtures of modules."""
-    from helpers.runs import Runs
-
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture
-def run(runs):
-    """A function that returns a run that tests share, by its kind and stage: see `helpers/runs.py`."""
-    with runs.world():
-        yield runs
-    runs.require_unchanged()
-
-
 @pytest.fixture
 def precious(tmp_path_factory):
     """A file of the user's in a folder of its own, which nothing may change."""

@@ -10,7 +10,7 @@ import pytest
 from helpers.documents import PAGES
 from helpers.paths import REPOSITORY
 
-from benchmarks import digits_methods
+from benchmarks.measure import digits_methods
 from tools.docs import build_site, draw_digits
 
 DOCS = REPOSITORY / "docs"

@@ -20,6 +20,7 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
+from benchmarks.measure.options import parse as read_options
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.grid import plan_runs
@@ -70,6 +71,9 @@ def check_module(name: str, arguments: list[str]) -> None:
     place = Path(importlib.util.find_spec(name).origin)
     source = (place.with_name("__main__.py") if place.name == "__init__.py" else place).read_text()
     assert 'if __name__ == "__main__":' in source
+    if name == "benchmarks.measure" and arguments:
+        read_options(importlib.import_module(f"{name}.{arguments[0]}").Options, arguments[1:], name, "")
+        return
     for word in arguments:
         if word.startswith("--") and not word.startswith("--config."):
             assert f'"{word.partition("=")[0]}"' in source, word
@@ -157,6 +161,7 @@ RUNNER = """
 import re, sys
 from pathlib import Path
 from helpers import tiny
+from benchmarks.measure.options import parse as read_options
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.main import main

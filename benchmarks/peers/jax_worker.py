@@ -8,7 +8,6 @@ Models have random values and batches random pixels; nothing is downloaded. The 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,17 +42,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 
 def facts() -> dict[str, Any]:
     """Return versions and devices."""
-    packages = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[name] = importlib.metadata.version(name)
     devices = jax.devices()
     return {
         "platform": devices[0].platform,
         "devices": [device.device_kind for device in devices],
         "memory": device_capacity(devices[0])[0],
         "runtime": " ".join(devices[0].client.platform_version.split()),
-        "packages": packages,
+        "packages": protocol.versions(*PACKAGES),
     }
 
 
@@ -107,13 +102,17 @@ def _inference(case: dict[str, Any]) -> protocol.Program:
     batch = shard_batch({name: batch[name] for name in ("image", "mask", "id")}, steps.mesh)
     lowered, began = steps.eval_step.lower(values, frozen, batch), time.perf_counter()
     compiled = lowered.compile()
-    output = None
+    return _repeated(compiled, values, frozen, batch, **_compiled_facts(lowered, compiled, began))
+
+
+def _repeated(function: Callable, *given: Any, **facts: Any) -> protocol.Program:
+    """Return a program whose step calls a function with what is given."""
+    results: list[Any] = [None]
 
     def step() -> None:
-        nonlocal output
-        output = compiled(values, frozen, batch)
+        results[0] = function(*given)
 
-    return protocol.Program(step, lambda: jax.block_until_ready(output), _compiled_facts(lowered, compiled, began))
+    return protocol.Program(step, lambda: jax.block_until_ready(results), facts)
 
 
 def _compiled_facts(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, began: float) -> dict[str, Any]:
@@ -196,12 +195,8 @@ def _part(case: dict[str, Any]) -> protocol.Program:
     ]
     moved = sum(weights) + image.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(result))
 
-    def step() -> None:
-        nonlocal result
-        result = compiled(*arguments)
-
     known = {"flops": 2 * count_macs(traced.jaxpr), "bytes": moved, "cudnn": "__cudnn" in compiled.as_text()}
-    return protocol.Program(step, lambda: jax.block_until_ready(result), known)
+    return _repeated(compiled, *arguments, **known)
 
 
 @contextlib.contextmanager
@@ -226,22 +221,10 @@ def _modules_of(part: str) -> tuple[str, ...]:
 
 def _rate(case: dict[str, Any]) -> protocol.Program:
     """A square matmul, or an addition of two vectors, for the rates of the machine."""
-    dtype, size = jnp.dtype(case["dtype"]), case["size"]
-    if case["what"] == "product":
-        operand = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), (size, size)), dtype)
-        compiled, arguments = jax.jit(jnp.dot).lower(operand, operand).compile(), (operand, operand)
-        known = {"flops": 2 * size**3, "bytes": 3 * operand.nbytes}
-    else:
-        operand = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), size), dtype)
-        compiled, arguments = jax.jit(jnp.add).lower(operand, operand).compile(), (operand, operand + 1)
-        known = {"flops": size, "bytes": 3 * operand.nbytes}
-    result = compiled(*arguments)
-
-    def step() -> None:
-        nonlocal result
-        result = compiled(*arguments)
-
-    return protocol.Program(step, lambda: jax.block_until_ready(result), known)
+    size, product = case["size"], case["what"] == "product"
+    operand = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), (size, size) if product else size), case["dtype"])
+    compiled = jax.jit(jnp.dot if product else jnp.add).lower(operand, operand).compile()
+    return _repeated(compiled, operand, operand + 1, flops=2 * size**3 if product else size, bytes=3 * operand.nbytes)
 
 
 # ------------------------------------------------------------------------------------------------------- functions
@@ -267,11 +250,7 @@ def loader(files: list[str], size: int, seconds: float, data: dict[str, Any], au
     config.augment.update(augment)
     split = Split("files", ("a",), np.zeros((len(files), 1), np.int8), files, ImageFiles("", files))
     batches = build_loader(config.data, split, batch_size=16, augment=config.augment)
-    next(batches)
-    began, images = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        images += len(next(batches)["id"])
-    return {"images_per_second": images / (time.perf_counter() - began)}
+    return protocol.images_per_second(batches, seconds, lambda batch: len(batch["id"]))
 
 
 def reduced_difference(files: list[str], size: int) -> dict[str, float]:

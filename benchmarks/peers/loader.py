@@ -6,9 +6,8 @@ uses torchvision.transforms.v2 on tensors; `v2-decode` also decodes with torchvi
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
+import protocol
 import torch
 from PIL import Image, ImageDraw
 from torchvision.transforms import Compose, Normalize, RandAugment, ToTensor, v2
@@ -58,9 +57,6 @@ def measure(files: list[str], size: int, seconds: float, kind: str, full: bool) 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     batches = iter(torch.utils.data.DataLoader(ImageFiles(files, size, kind, full), batch_size=16))
-    next(batches)
-    began, images = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        images += len(next(batches))
+    measured = protocol.images_per_second(batches, seconds)
     torch.set_num_threads(threads)
-    return {"images_per_second": images / (time.perf_counter() - began)}
+    return measured

@@ -14,14 +14,16 @@ A request that fails is answered by {"error": "reason"}.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib.metadata
 import json
 import os
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +68,24 @@ def time_steps(program: Program, seconds: float = ROUND_SECONDS) -> dict[str, fl
         "user": (after.ru_utime - before.ru_utime) / steps,
         "system": (after.ru_stime - before.ru_stime) / steps,
     }
+
+
+def images_per_second(batches: Iterator, seconds: float, count: Callable[[Any], int] = len) -> dict[str, float]:
+    """Return how many images a pipeline gives per second, after its first batch."""
+    next(batches)
+    began, images = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        images += count(next(batches))
+    return {"images_per_second": images / (time.perf_counter() - began)}
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of the packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def peak_rss() -> int:

@@ -7,7 +7,6 @@ It needs torch and, per case, transformers (ViT) or torchvision (ResNet, input p
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import time
 from typing import Any
@@ -25,12 +24,7 @@ def device() -> torch.device:
 
 def facts() -> dict[str, Any]:
     """Return versions and the device."""
-    packages = {}
-    for name in ("torch", "torchvision", "transformers", "pillow"):
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    packages = protocol.versions("torch", "torchvision", "transformers", "pillow")
     kind = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"platform": device().type, "devices": [kind], "threads": torch.get_num_threads(), "packages": packages}
 

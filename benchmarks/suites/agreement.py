@@ -26,16 +26,16 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     workers.close()  # a TPU belongs to one process
     for dtype, precision in LIMITS:
         name = f"{AUTHORS} {dtype} {precision} {side.name}"
-        measured = results.measure("agreement", name, lambda d=dtype, p=precision: _authors(workers, d, p))
+        measured = results.measure("agreement", name, _authors, workers, dtype, precision)
         rows += _lines(AUTHORS, measured)
     sizes = {"batch": min(4, settings.batches[0]), "resolution": settings.resolutions[0]}
     of = case(settings.models[0], "differentiate", **sizes, dtype="float32", precision="highest")
-    if outcomes := results.measure("agreement", key(of, side.name), lambda: _full_size(workers, of)):
+    if outcomes := results.measure("agreement", key(of, side.name), _full_size, workers, of):
         for outcome in outcomes["precisions"]:
             rows += _lines(f"{title(of)}, this package on the CPU", outcome)
     columns = ("reference", "type", "precision", "loss", "logits", "at most", "gradients", "at most", "")
     notes = ["Largest differences relative to the largest entry of the reference, which is in float32 on a CPU."]
-    return [harness.table("Agreement", columns, rows, notes)] if rows else []
+    return [harness.table("Agreement", columns, rows, notes)]
 
 
 def agrees(outcome: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.suites.cases import SHORT, Settings, case, images_per_device, key
+from benchmarks.suites.cases import Settings, case, images_per_device, key, sizes_of
 
 # Option of a case -> what computes softmax(QKᵀ/√d)·V.
 WAYS = {"chosen": "the package's choice", "matmuls": "its matmuls", "library": "jax.nn.dot_product_attention"}
@@ -19,11 +19,11 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             batch = images_per_device(settings, resolution)
             options = {"part": "attention", "backward": True}
             of = case(settings.models[0], "part", batch=batch, resolution=resolution, dtype=dtype, **options)
-            outcome = results.measure("attention", key(of, side.name), lambda of=of: _measured(settings, workers, of))
+            outcome = results.measure("attention", key(of, side.name), _measured, settings, workers, of)
             rows += _lines(of, outcome) if outcome else []
     columns = ("", "type", "batch", "attention by", "ms", "times its matmuls")
     notes = ["One block with its projections, forward and backward to the tokens."]
-    return [harness.table("Attention", columns, rows, notes)] if rows else []
+    return [harness.table("Attention", columns, rows, notes)]
 
 
 def _measured(settings: Settings, workers: harness.Workers, of: dict[str, Any]) -> dict[str, Any]:
@@ -35,12 +35,12 @@ def _measured(settings: Settings, workers: harness.Workers, of: dict[str, Any]) 
 
 
 def _lines(of: dict[str, Any], measured: dict[str, Any]) -> list[list[str]]:
-    start = [f"{SHORT.get(of['backbone'], of['backbone'])}, {of['resolution']} px", of["dtype"], str(of["batch"])]
+    start = [sizes_of(of), of["dtype"], str(of["batch"])]
     rows = []
     for way, name in WAYS.items():
         outcome = measured[way]
         if "error" in outcome:
-            rows.append([*start, name, outcome["error"], ""])
+            rows.append([*start, name, outcome["error"]])
             continue
         if way == "chosen":
             name += ": cuDNN" if outcome["cudnn"] else ": its matmuls"

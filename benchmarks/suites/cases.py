@@ -51,12 +51,7 @@ BY_PLATFORM = {
     },
 }
 BY_PLATFORM["tpu"] = BY_PLATFORM["gpu"] | {"dtypes": ("bfloat16",)}
-QUICK = {
-    "models": ("ml-vpt@vit_digits",),
-    "batches": (2,),
-    "resolutions": (32,),
-    "dtypes": ("float32",),
-}
+QUICK = {"models": ("ml-vpt@vit_digits",), "batches": (2,), "resolutions": (32,), "dtypes": ("float32",)}
 GROW = {
     "labels": (80, 320, 1280, 5000, 20_000),
     "groups": (1, 2, 5, 10, 20),
@@ -78,17 +73,8 @@ def model_of(name: str) -> tuple[str, str]:
 def case(model: str, mode: str, *, batch: int, resolution: int, dtype: str, **changes: Any) -> dict[str, Any]:
     """Return a case with the sizes of the paper: 80 labels, 5 groups, 3 prompts per group and side."""
     method, backbone = model_of(model)
-    sizes = {"labels": 80, "groups": 5, "per_group": 3}
-    return {
-        "method": method,
-        "backbone": backbone,
-        "mode": mode,
-        "batch": batch,
-        "resolution": resolution,
-        "dtype": dtype,
-        **sizes,
-        **changes,
-    }
+    sizes = {"batch": batch, "resolution": resolution, "dtype": dtype, "labels": 80, "groups": 5, "per_group": 3}
+    return {"method": method, "backbone": backbone, "mode": mode, **sizes, **changes}
 
 
 def images_per_device(settings: Settings, resolution: int) -> int:
@@ -100,7 +86,11 @@ def images_per_device(settings: Settings, resolution: int) -> int:
 
 def title(of: dict[str, Any]) -> str:
     """Return the name of a case: "ML-VPT, DINOv2-B, 224 px"."""
-    return f"{METHODS[of['method']]}, {SHORT.get(of['backbone'], of['backbone'])}, {of['resolution']} px"
+    return f"{METHODS[of['method']]}, {sizes_of(of)}"
+
+
+def sizes_of(of: dict[str, Any]) -> str:
+    return f"{SHORT.get(of['backbone'], of['backbone'])}, {of['resolution']} px"
 
 
 def key(of: dict[str, Any], *sides: str) -> str:

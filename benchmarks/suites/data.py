@@ -38,14 +38,14 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         number = f"{len(files)} files, {size} px, {_name_of(files) if settings.photos else 'drawn'}"
         sides = ", ".join(side.name for side in workers.sides)
         name = f"{number} | {sides}"
-        measured = results.measure("data", name, lambda: _measured(settings, workers, files, size, duration))
+        measured = results.measure("data", name, _measured, settings, workers, files, size, duration)
     if measured is None:
         return []
     first = next(iter(measured["speeds"].values()))
     rows = []
     for name, values in measured["speeds"].items():
         if "error" in values:
-            rows.append([name, values["error"], ""])
+            rows.append([name, values["error"]])
             continue
         pairs = [a / b for a, b in zip(values, first, strict=True)]
         rows.append([name, harness.Spread.of(values).text(), harness.Spread.of(pairs).text()])

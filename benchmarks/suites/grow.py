@@ -21,12 +21,12 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         rows = []
         for value in values:
             of = _case(settings, axis, value)
-            outcome = results.measure("grow", key(of, side.name), lambda of=of: _measured(settings, workers, side, of))
+            given = (side, _measured, of, min(3, settings.rounds))
+            outcome = results.measure("grow", key(of, side.name), workers.alone, *given)
             if outcome:
                 rows.append([f"{value:,}", *_cells(outcome)])
         columns = (axis, "s/step", "images/s", "GFLOP", "temporaries, GB", "arguments, GB", "peak of the process, GB")
-        if rows:
-            tables.append(harness.table(f"Growing {axis}", (*columns, "peak of the device, GB"), rows))
+        tables.append(harness.table(f"Growing {axis}", (*columns, "peak of the device, GB"), rows))
     return tables
 
 
@@ -37,19 +37,14 @@ def _case(settings: Settings, axis: str, value: int) -> dict[str, Any]:
     return case(settings.models[0], "train", **sizes, dtype=settings.dtypes[0], **changes)
 
 
-def _measured(settings: Settings, workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
-    with workers.fresh(side) as worker:
-        try:
-            facts = worker.build(of)
-            rounds = [worker.ask("round") for _ in range(min(3, settings.rounds))]
-            return {**facts, "batch": of["batch"], "rounds": rounds, "peak": worker.ask("memory")}
-        except harness.Failed as failed:
-            return {"error": str(failed)}
+def _measured(worker: harness.Worker, of: dict[str, Any], rounds: int) -> dict[str, Any]:
+    facts, measured = worker.build(of), [worker.ask("round") for _ in range(rounds)]
+    return {**facts, "batch": of["batch"], "rounds": measured, "peak": worker.ask("memory")}
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
     if "error" in outcome:
-        return [outcome["error"], *[""] * 6]
+        return [outcome["error"]]
     spread, memory = harness.seconds(outcome), outcome["memory"]
     counts = (memory["temporaries"], memory["arguments"], outcome["peak"]["process"], outcome["peak"]["device"])
     rate = harness.number(outcome["batch"] / spread.median)

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.suites import step
-from benchmarks.suites.cases import SHORT, Settings, case, key, model_of
+from benchmarks.suites.cases import Settings, case, key, model_of, sizes_of
 
 PARTS = ("norm", "qkv", "attention", "projection", "mlp", "block")
 # side of the square matrices, entries of the added vectors
@@ -21,10 +21,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         for one in workers.sides:
             if one.options.get("compile"):
                 continue
-            outcome = results.measure(
-                "limit", f"rates {dtype} {one.name}", lambda one=one, dtype=dtype: _rates(settings, workers, one, dtype)
-            )
-            if outcome:
+            if outcome := results.measure("limit", f"rates {dtype} {one.name}", _rates, settings, workers, one, dtype):
                 rows.append([one.name, dtype, f"{outcome['flops'] / 1e9:,.0f}", f"{outcome['bytes'] / 1e9:,.1f}"])
                 if one is side:
                     rates[dtype] = outcome
@@ -50,7 +47,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             ),
         ),
     )
-    return [harness.table(*table) for table in tables if table[2]]
+    return [harness.table(*table) for table in tables]
 
 
 def _rates(settings: Settings, workers: harness.Workers, side: harness.Side, dtype: str) -> dict[str, float]:
@@ -71,26 +68,15 @@ def _whole(settings, workers, results, side, dtype: str, rates: dict[str, float]
     for of in step.cases(settings):
         if of["dtype"] != dtype or of["mode"] == "predict":
             continue
-        outcome = results.measure(
-            "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
-        )
+        given = (workers, [side], of, settings.rounds)
+        outcome = results.measure("limit", key(of, side.name), harness.rounds_of, *given)
         if not outcome or "error" in (result := outcome[side.name]):
             continue
         spread = harness.seconds(result)
         speed = result["flops"] / spread.median
-        rows.append(
-            [
-                SHORT.get(of["backbone"], of["backbone"]) + f", {of['resolution']} px",
-                dtype,
-                str(of["batch"]),
-                of["mode"],
-                spread.text() + harness.mark(result),
-                harness.number(result["flops"] / 1e9),
-                harness.number(speed / 1e9),
-                f"{speed / rates['flops']:.0%}",
-                harness.number((result["bytes"] or 0) / 1e9),
-            ]
-        )
+        start = [sizes_of(of), dtype, str(of["batch"]), of["mode"], spread.text() + harness.mark(result)]
+        work = [harness.number(count / 1e9) for count in (result["flops"], speed, result["bytes"] or 0)]
+        rows.append([*start, *work[:2], f"{speed / rates['flops']:.0%}", work[2]])
     return rows
 
 
@@ -103,9 +89,8 @@ def _parts(settings, workers, results, side, dtype: str, rates: dict[str, float]
             for part in ("attention",) if settings.quick else PARTS:
                 sizes: dict[str, Any] = {"batch": settings.batches[-1], "resolution": resolution, "dtype": dtype}
                 of = case(model, "part", **sizes, part=part, backward=True)
-                outcome = results.measure(
-                    "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
-                )
+                given = (workers, [side], of, settings.rounds)
+                outcome = results.measure("limit", key(of, side.name), harness.rounds_of, *given)
                 if outcome and "error" not in (result := outcome[side.name]):
                     rows.append(_part_line(of, result, rates))
     return rows
@@ -115,14 +100,7 @@ def _part_line(of: dict[str, Any], result: dict[str, Any], rates: dict[str, floa
     """Return the row of a part, whose lower bound is the time of its matmuls or of its bytes."""
     spread = harness.seconds(result)
     matmuls, moves = result["flops"] / rates["flops"], result["bytes"] / rates["bytes"]
-    return [
-        SHORT.get(of["backbone"], of["backbone"]) + f", {of['resolution']} px",
-        of["dtype"],
-        str(of["batch"]),
-        of["part"],
-        harness.number(1e3 * spread.median) + harness.mark(result),
-        harness.number(result["flops"] / 1e9),
-        harness.number(result["bytes"] / 1e6),
-        "matmuls" if matmuls >= moves else "memory",
-        f"{max(matmuls, moves) / spread.median:.0%}",
-    ]
+    start = [sizes_of(of), of["dtype"], str(of["batch"]), of["part"]]
+    work = [harness.number(result["flops"] / 1e9), harness.number(result["bytes"] / 1e6)]
+    bound = ["matmuls" if matmuls >= moves else "memory", f"{max(matmuls, moves) / spread.median:.0%}"]
+    return [*start, harness.number(1e3 * spread.median) + harness.mark(result), *work, *bound]

@@ -30,43 +30,30 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             for side in workers.sides:
                 if not side.ours:
                     continue
-                outcome = results.measure(
-                    "loop",
-                    f"{name} {side.name}",
-                    lambda side=side, training=training: _measured(settings, workers, side, *training),
-                )
-                if outcome:
+                given = (side, _measured, settings, *training)
+                if outcome := results.measure("loop", f"{name} {side.name}", workers.alone, *given):
                     rows.append([name, side.name, *_cells(outcome)])
     columns = ("", "side", "loop, images/s", "bare step, images/s", "loop over bare step", "data wait", "evaluation, s")
-    return [harness.table("The training loop", (*columns, "checkpoint, s"), rows)] if rows else []
+    return [harness.table("The training loop", (*columns, "checkpoint, s"), rows)]
 
 
 def _measured(
-    settings: Settings,
-    workers: harness.Workers,
-    side: harness.Side,
-    reference: str,
-    keys: dict[str, str],
-    labels: int,
+    worker: harness.Worker, settings: Settings, reference: str, keys: dict[str, str], labels: int
 ) -> dict[str, Any]:
     """Return the speed of the loop and of the bare step, which is measured before and after the loop."""
     bare: dict[str, Any] = {"config": reference, "rounds": []}
     rounds = max(1, settings.rounds // 2)
-    with workers.fresh(side) as worker:
-        try:
-            for turn in range(1 if settings.quick else 2):
-                outcome = worker.call("bare_step", reference=reference, overrides=keys, labels=labels, rounds=rounds)
-                bare |= {"batch": outcome["batch"], "rounds": bare["rounds"] + outcome["rounds"]}
-                if turn == 0:
-                    loop = worker.call("training_loop", reference=reference, overrides=keys)
-        except harness.Failed as failed:
-            return {"error": str(failed)}
+    for turn in range(1 if settings.quick else 2):
+        outcome = worker.call("bare_step", reference=reference, overrides=keys, labels=labels, rounds=rounds)
+        bare |= {"batch": outcome["batch"], "rounds": bare["rounds"] + outcome["rounds"]}
+        if turn == 0:
+            loop = worker.call("training_loop", reference=reference, overrides=keys)
     return {"bare": bare, "loop": loop}
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
     if "error" in outcome:
-        return [outcome["error"], *[""] * 5]
+        return [outcome["error"]]
     loop, bare = outcome["loop"], outcome["bare"]
     rates = harness.Spread.of(bare["batch"] / one["seconds"] for one in bare["rounds"])
     stalls = [loop[f"{name}_seconds"] for name in ("evaluation", "checkpoint")]

@@ -19,20 +19,16 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         for side in workers.sides:
             if not step.takes_part(side, of):
                 continue
-            outcome = results.measure("memory", key(of, side.name), lambda of=of, side=side: peak(workers, side, of))
-            if outcome:
+            if outcome := results.measure("memory", key(of, side.name), workers.alone, side, peak, of):
                 peaks.append(_line(of, side.name, outcome))
-    for of in _largest_cases(settings):
-        side = workers.sides[0]
-        outcome = results.measure(
-            "memory", "largest " + key(of, side.name), lambda of=of, side=side: _largest(settings, workers, side, of)
-        )
-        if outcome:
+    for of in (of for of in step.cases(settings) if of["mode"] == "train" and of["batch"] == settings.batches[-1]):
+        name = f"largest {key(of, workers.sides[0].name)}"
+        if outcome := results.measure("memory", name, _largest, settings, workers, of):
             fits = outcome.get("error") or f"{outcome['batch']:,}"
             peak_there = harness.gigabytes(outcome.get("device_peak"))
             largest.append([title(of), of["dtype"], harness.gigabytes(outcome.get("capacity")), fits, peak_there])
     columns = ("", "mode", "type", "batch", "side", "peak of the process, GB", "peak of the device, GB")
-    tables = [
+    return [
         harness.table("Peak memory", (*columns, "temporaries, GB", "arguments, GB"), peaks),
         harness.table(
             "Largest training batch of one device, by the compiler's account",
@@ -41,51 +37,38 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             ["A batch runs on an accelerator, not on a CPU."],
         ),
     ]
-    return [text for text, rows in zip(tables, (peaks, largest), strict=True) if rows]
 
 
-def peak(workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
-    """Return the memory of a case in a new process, after one round."""
-    with workers.fresh(side) as worker:
-        try:
-            facts = worker.build(of)
-            worker.ask("round")
-            return {**facts, "peak": worker.ask("memory")}
-        except harness.Failed as failed:
-            return {"error": str(failed)}
+def peak(worker: harness.Worker, of: dict[str, Any]) -> dict[str, Any]:
+    """Return the memory of a case after one round."""
+    facts = worker.build(of)
+    worker.ask("round")
+    return {**facts, "peak": worker.ask("memory")}
 
 
 def _line(of: dict[str, Any], side: str, outcome: dict[str, Any]) -> list[str]:
     start = [title(of), of["mode"], of["dtype"], str(of["batch"]), side]
     if "error" in outcome:
-        return [*start, outcome["error"], "", "", ""]
-    compiled = outcome.get("memory", {})
-    counts = (
-        outcome["peak"]["process"],
-        outcome["peak"]["device"],
-        compiled.get("temporaries"),
-        compiled.get("arguments"),
-    )
+        return [*start, outcome["error"]]
+    compiled, peaks = outcome.get("memory", {}), outcome["peak"]
+    counts = (peaks["process"], peaks["device"], compiled.get("temporaries"), compiled.get("arguments"))
     return [*start, *map(harness.gigabytes, counts)]
 
 
-def _largest_cases(settings: Settings) -> list[dict[str, Any]]:
-    cases = [of for of in step.cases(settings) if of["mode"] == "train"]
-    return [of for of in cases if of["batch"] == settings.batches[-1]]
-
-
-def _largest(settings: Settings, workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> dict[str, Any]:
+def _compiled(worker: harness.Worker, of: dict[str, Any], quick: bool) -> dict[str, Any]:
     """Return the largest batch for the memory of the accelerator, or half of the memory of the host."""
-    with workers.fresh(side) as worker:
-        capacity = worker.facts["memory"] or harness.machine()["memory_gb"] * 10**9 // 2
-        start = of["batch"]
-        if settings.quick:  # one compilation: nothing fits one byte
-            capacity = start = 1
-        try:
-            largest = worker.call("largest_batch", case=of, capacity=capacity, start=start) | {"capacity": capacity}
-        except harness.Failed as failed:
-            return {"error": str(failed)}
-    if settings.platform == "cpu" or not largest["batch"]:
+    capacity = worker.facts["memory"] or harness.machine()["memory_gb"] * 10**9 // 2
+    start = of["batch"]
+    if quick:  # one compilation: nothing fits one byte
+        capacity = start = 1
+    return worker.call("largest_batch", case=of, capacity=capacity, start=start) | {"capacity": capacity}
+
+
+def _largest(settings: Settings, workers: harness.Workers, of: dict[str, Any]) -> dict[str, Any]:
+    """Return the largest batch, and on an accelerator the memory when it ran."""
+    side = workers.sides[0]
+    largest = workers.alone(side, _compiled, of, settings.quick)
+    if settings.platform == "cpu" or not largest.get("batch"):
         return largest
-    ran = peak(workers, side, of | {"batch": largest["batch"], "devices": 1})
+    ran = workers.alone(side, peak, of | {"batch": largest["batch"], "devices": 1})
     return largest | ({"error": ran["error"]} if "error" in ran else {"device_peak": ran["peak"]["device"]})

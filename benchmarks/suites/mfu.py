@@ -18,14 +18,13 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             for dtype in settings.dtypes:
                 batch = images_per_device(settings, resolution) * len(devices)
                 of = case(model, "train", batch=batch, resolution=resolution, dtype=dtype)
-                outcome = results.measure("mfu", key(of, side.name), lambda of=of: _measured(settings, workers, of))
-                if outcome:
+                if outcome := results.measure("mfu", key(of, side.name), _measured, settings, workers, of):
                     rows.append([title(of), dtype, f"{batch:,}", *_cells(of, outcome, devices)])
     columns = ("training", "type", "batch", "images/s", "GMACs per image", "TFLOP/s per device", "MFU")
     notes = ["MACs: of the forward and the backward pass, without attention scores that are computed twice."]
     if chip_of(devices[0]) is None:
         notes.append(f"The peak of {devices[0]} is not in benchmarks/chips.py, so there is no MFU.")
-    return [harness.table("Model FLOP/s utilization", columns, rows, notes)] if rows else []
+    return [harness.table("Model FLOP/s utilization", columns, rows, notes)]
 
 
 def utilization(of: dict[str, Any], outcome: dict[str, Any], devices: list[str]) -> tuple[float, float | None]:
@@ -47,7 +46,7 @@ def _measured(settings: Settings, workers: harness.Workers, of: dict[str, Any]) 
 
 def _cells(of: dict[str, Any], outcome: dict[str, Any], devices: list[str]) -> list[str]:
     if "error" in outcome:
-        return [outcome["error"], *[""] * 3]
+        return [outcome["error"]]
     share = outcome["mfu"]
     rate = harness.number(of["batch"] / harness.seconds(outcome).median) + harness.mark(outcome)
     speed = harness.number(outcome["flops_per_device"] / 1e12)

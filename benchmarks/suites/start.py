@@ -26,11 +26,11 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     for side in workers.sides:
         if not side.ours:
             continue
-        outcome = results.measure("start", side.name, lambda side=side: _measured(settings, side))
+        outcome = results.measure("start", side.name, _measured, settings, side)
         for name, values in (outcome or {}).items():
             what, _, cache = name.partition(" ")
             rows.append([WHAT[what], cache, side.name, harness.Spread.of(values).text()])
-    return [harness.table("The start, seconds", ("command", "cache", "side", "seconds"), rows)] if rows else []
+    return [harness.table("The start, seconds", ("command", "cache", "side", "seconds"), rows)]
 
 
 def _measured(settings: Settings, side: harness.Side) -> dict[str, list[float]]:
@@ -50,13 +50,9 @@ def _measured(settings: Settings, side: harness.Side) -> dict[str, list[float]]:
                 run_folder = place / cache
                 flags = [f"--config={reference}", *(f"--config.{key}={value}" for key, value in keys.items())]
                 seconds.setdefault(f"step {cache}", []).append(program.first_step(run_folder, *flags))
-                predicts = [
-                    "--mode=predict",
-                    f"--workdir={run_folder}",
-                    f"--images={photo}",
-                    f"--output={place}/out.csv",
-                ]
-                seconds.setdefault(f"predict {cache}", []).append(program.completed(*predicts))
+                predicts = ["--mode=predict", f"--workdir={run_folder}", f"--images={photo}"]
+                needed = program.completed(*predicts, f"--output={place}/out.csv")
+                seconds.setdefault(f"predict {cache}", []).append(needed)
     return seconds
 
 
@@ -66,12 +62,8 @@ class _Program:
     def __init__(self, side: harness.Side, place: Path):
         self._checkout = side.checkout
         self._command = [side.command[0], "-m", "mlmoe_jax.main"]
-        caches = {
-            "XDG_CACHE_HOME": str(place),
-            "MLMOE_CACHE": str(place),
-            "JAX_COMPILATION_CACHE_DIR": str(place / "jax"),
-        }
-        self._environment = side.environment | caches
+        caches = dict.fromkeys(("XDG_CACHE_HOME", "MLMOE_CACHE"), str(place))
+        self._environment = side.environment | caches | {"JAX_COMPILATION_CACHE_DIR": str(place / "jax")}
 
     def completed(self, *arguments: str) -> float:
         """Return the seconds of a command; Failed unless it succeeds."""

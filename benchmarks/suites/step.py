@@ -15,15 +15,12 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     for of in cases(settings):
         sides = [side for side in workers.sides if takes_part(side, of)]
         name = key(of, *(side.name for side in sides))
-        measured = results.measure(
-            "step", name, lambda of=of, sides=sides: harness.rounds_of(workers, sides, of, settings.rounds)
-        )
-        if measured:
+        if measured := results.measure("step", name, harness.rounds_of, workers, sides, of, settings.rounds):
             rows[of["mode"]] += lines(of, measured)
     notes = [f"{harness.MARK} more than {harness.MUCH_SYSTEM:.0%} of the CPU time was system time."]
     columns = ("", "type", "batch", "side", "images/s", "s/step", "times the first side", "times PyTorch")
     titles = {"train": "Training", "infer": "Inference", "predict": "One encoded image to its labels"}
-    return [harness.table(titles[mode], columns, cells, notes) for mode, cells in rows.items() if cells]
+    return [harness.table(titles[mode], columns, cells, notes) for mode, cells in rows.items()]
 
 
 def cases(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -54,7 +51,7 @@ def lines(of: dict[str, Any], measured: dict[str, dict[str, Any]]) -> list[list[
         row = [title(of), of["dtype"], str(of["batch"]), name]
         result = measured[name]
         if "error" in result:
-            rows.append([*row, result["error"], "", "", ""])
+            rows.append([*row, result["error"]])
             continue
         spread = harness.seconds(result)
         first = harness.ratio(result, measured[working[0]]).text() if name != working[0] else ""

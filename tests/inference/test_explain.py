@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.gate_statistics import gate_weights
+from benchmarks.measure.gate_statistics import gate_weights
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -85,28 +84,14 @@ def peer(name: str, slow: int = 0) -> harness.Side:
 @pytest.mark.parametrize(
     ("suite", "titles", "cells"),
     [
-        ("step", ["Training", "Inference", "One encoded image to its labels"], ["| ours |"]),
         ("adapters", ["Training with adapters"], ["| VPT, ViT (digits), ", "| LoRA, ViT (digits), "]),
-        ("memory", ["Peak memory", "Largest training batch"], ["| train |"]),
-        (
-            "overhead",
-            ["A loop whose step computes nothing"],
-            ["| 2 processes, on the CPU |", "a store of 50 ms"],
-        ),
-        ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
-        pytest.param(
-            "limit",
-            ["Rates of this machine", "Whole steps", "Parts of a block"],
-            ["| attention |"],
-        ),
+        ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
         ("grow", ["Growing labels"], ["| 80 |"]),
-        ("agreement", ["Agreement"], ["| tiny ML-VPT, the authors' code | bfloat16 |", "this package on the CPU"]),
-        ("mfu", ["Model FLOP/s utilization"], ["there is no MFU"]),
-        ("attention", ["Attention"], ["| the package's choice: its matmuls |", "| jax.nn.dot_product_attention |"]),
     ],
 )
-def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
-    settings = QUICK if suite == "step" else replace(QUICK, modes=("train",))
+def test_a_suite_measures_a_tiny_model(suite, titles, cells, workers):
+    """Those that are no part of the proof, whose short form runs the others."""
+    settings = replace(QUICK, modes=("train",))
     found = importlib.import_module(f"benchmarks.suites.{suite}").run(settings, workers, harness.Results(None))
     text = "\n".join(found)
     assert len(found) == len(titles)
@@ -213,13 +198,6 @@ def test_the_start_is_timed_by_the_real_command_line(tmp_path):
     assert "| first step, its metrics written | cold | ours |" in table
 
 
-def test_the_quick_form_runs_as_documented(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.run", "--quick", f"--json={tmp_path / 'all.json'}"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert {name.partition(":")[0] for name in json.loads((tmp_path / "all.json").read_text())["rows"]} == {*run.SUITES}
-
-
 # ----------------------------------------------------------------------------------------------- processes and rounds
 def test_sides_take_turns_and_a_ratio_is_that_of_paired_rounds():
     sides = [peer("quick"), peer("slow", 1)]
@@ -282,9 +260,8 @@ def test_stored_results_are_not_measured_again(tmp_path):
     "flag", ["--suite=steps", "--modes=train,test", "--grow=width", "--photos=nowhere", "--against=python"]
 )
 def test_a_wrong_flag_is_refused(flag, capsys):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         run.arguments([flag])
-    assert ended.value.code == 2
     assert flag.partition("=")[0] in capsys.readouterr().err
 
 

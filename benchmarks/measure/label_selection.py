@@ -1,31 +1,33 @@
 """Measure how many labels a probe on photographs needs if a model chooses the images to label.
 
-    python -m benchmarks.label_selection --root=/data/VOCdevkit --part=tuning --seeds=10,11,12
-    python -m benchmarks.label_selection --root=/data/VOCdevkit --part=test --penalty=0
+    python -m benchmarks.measure label_selection --root=/data/VOCdevkit --part=tuning --seeds=10,11,12
+    python -m benchmarks.measure label_selection --root=/data/VOCdevkit --part=test --penalty=0
 
---root is a data set as in benchmarks.photographs. A logistic regression on the cached features of EfficientNet-Lite0
-starts with 100 random images of the pool. Then 100 images are chosen and labeled at a time, up to half of the pool, and
-the probe is fitted again. In the part `test` the pool is `train`, and the mAP is measured on `val`. The part `tuning`,
-with which the functions of apps/tools/acquisition.py were chosen, measures on a fifth of `train`, drawn with the seed.
+A logistic regression on the cached features of EfficientNet-Lite0 starts with 100 random images of the pool. Then 100
+images are chosen by one of --functions and labeled at a time, up to half of the pool, and the probe is fitted again. In
+the part `test` the pool is `train`, and the mAP is measured on `val`. The part `tuning`, with which the functions of
+apps/tools/acquisition.py were chosen, measures on a fifth of `train`, drawn with the seed.
 
 The target is the mean mAP of random images at half of the pool. A function needs the number of labels at which the mean
 of its curves first reaches the target, interpolated between rounds. --penalty=0 chooses the penalty of the probe by
-cross-validation in every round. All functions start with equal images. Finished curves are read from
-OUT/PART-penalty=C.json; OUT/PART-penalty=C.md has the printed table.
+cross-validation in every round. All functions start with the same images, one start for each of --seeds. Finished
+curves are read from OUT/PART-penalty=C.json; OUT/PART-penalty=C.md has the printed table.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from scipy.special import expit
 
-from benchmarks.photographs import Benchmark, frequent, method_config
+from benchmarks.measure import photographs
+from benchmarks.measure.options import SEEDS, require_known
+from benchmarks.measure.report import left, publish
 from mlmoe_jax.apps.tools.acquisition import (
     METHODS,
     Candidates,
@@ -40,6 +42,7 @@ from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
+from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.training.logistic.fit import read_features
 from mlmoe_jax.training.logistic.penalty_search import EXACT, PenaltySearch, fit_logistic, rotate
 
@@ -155,12 +158,10 @@ class Images:
         return Images(self.features[rows], self.codes[rows])
 
 
-def read_images(root: str, splits: tuple[str, ...] = ("train", "val")) -> list[Images]:
-    """Return the features and labels of splits; features that are not in the cache are computed."""
-    config = method_config(
-        "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), (1,), {}, 0.0), rate=1e-2, epochs=1, seed=0
-    )
-    opened = [open_split(config.data, name) for name in splits]
+def read_images(root: Path) -> list[Images]:
+    """Return the features and labels of `train` and `val`; features that are not in the cache are computed."""
+    config = photographs.method_config("linear probe", photographs.Options(root), rate=1e-2, epochs=1, seed=0)
+    opened = [open_split(config.data, name) for name in ("train", "val")]
     extractor = FeatureExtractor.from_config(config, len(opened[0].classes))
     return [Images(read_features(extractor.cached(split).features)[0], split.labels) for split in opened]
 
@@ -234,47 +235,41 @@ def labels_to(target: float, curve: np.ndarray, labels: np.ndarray) -> float:
 def table(curves: dict[str, dict[str, list[float]]], half: int) -> str:
     """Return the Markdown table of function -> seed -> curve, the fewest labels first."""
     labels, target = rounds(half), np.mean([curve[-1] for curve in curves[RANDOM].values()])
-    lines = [f"| function | labels | of {half} | each seed | mAP at half |", "|---|---:|---:|---|---:|"]
     rows = []
     for name, by_seed in curves.items():
         every = np.array(list(by_seed.values()))
         needed = labels_to(target, every.mean(axis=0), labels)
         seeds = ", ".join(f"{labels_to(target, curve, labels):.0f}" for curve in every)
         cells = [name, f"{needed:.0f}", f"{100 * needed / half:.0f} %", seeds, f"{100 * every[:, -1].mean():.2f}"]
-        rows.append((np.nan_to_num(needed, nan=np.inf), "| " + " | ".join(cells) + " |"))
-    return "\n".join([*lines, *(line for _, line in sorted(rows, key=lambda row: row[0]))]) + "\n"
+        rows.append((np.nan_to_num(needed, nan=np.inf), cells))
+    columns = ["function", "labels", f"of {half}", left("each seed"), "mAP at half"]
+    return Table(columns, [cells for _, cells in sorted(rows, key=lambda row: row[0])]).markdown()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
-    parser.add_argument("--part", choices=("tuning", "test"), default="test")
-    parser.add_argument("--functions", default=";".join(FUNCTIONS), help="names, separated by semicolons")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--penalty", type=float, default=0.1, help="C of the probe; 0 for cross-validation")
-    parser.add_argument("--out", type=Path, default=Path("runs/label_selection"))
-    flags = parser.parse_args()
-    names = list(dict.fromkeys([RANDOM, *flags.functions.split(";")]))
-    if unknown := sorted(set(names) - set(FUNCTIONS)):
-        parser.error(f"--functions: {unknown[0]!r} is none of {'; '.join(FUNCTIONS)}")
-    train, val = read_images(flags.root)
-    columns = frequent(flags.root)
-    path = flags.out / f"{flags.part}-penalty={flags.penalty:g}.json"
-    curves = json.loads(path.read_text()) if path.exists() else {}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    seeds = flags.seeds.split(",")
+@dataclass(frozen=True)
+class Options:
+    root: Path
+    part: Literal["tuning", "test"] = "test"
+    functions: tuple[str, ...] = tuple(FUNCTIONS)
+    seeds: tuple[int, ...] = SEEDS
+    penalty: float = 0.1
+    out: Path = Path("runs/label_selection")
+
+
+def measure(options: Options) -> Iterator[str]:
+    require_known("functions", options.functions, FUNCTIONS)
+    names = list(dict.fromkeys([RANDOM, *options.functions]))
+    train, val = read_images(options.root)
+    columns = photographs.frequent(options.root)
+    path = options.out / f"{options.part}-penalty={options.penalty:g}"
+    stored = Path(f"{path}.json")
+    curves = json.loads(stored.read_text()) if stored.exists() else {}
     for at, name in enumerate(names):
-        for seed in seeds:
-            pool, measured = parts_of(flags.part, train, val, int(seed))
-            if seed not in curves.setdefault(name, {}):
-                options = {"seed": int(seed), "penalty": flags.penalty}
-                curves[name][seed] = simulate(FUNCTIONS[name], pool, measured, columns, **options)
-                path.write_text(json.dumps(curves, indent=1))
-        tabulated = {name: {seed: curves[name][seed] for seed in seeds} for name in names[: at + 1]}
-        text = table(tabulated, len(pool.codes) // 2)
-        path.with_suffix(".md").write_text(text)
-        print(text, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        for seed in options.seeds:
+            pool, measured = parts_of(options.part, train, val, seed)
+            if str(seed) not in curves.setdefault(name, {}):
+                settings = {"seed": seed, "penalty": options.penalty}
+                curves[name][str(seed)] = simulate(FUNCTIONS[name], pool, measured, columns, **settings)
+                publish(path, curves)
+        tabulated = {name: {seed: curves[name][str(seed)] for seed in options.seeds} for name in names[: at + 1]}
+        yield publish(path, curves, table(tabulated, len(pool.codes) // 2))

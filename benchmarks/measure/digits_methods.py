@@ -1,13 +1,12 @@
 """Compare methods on digits-v1: mAP over seeds, drop without correlations, and differences of pairs of methods.
 
-    python -m benchmarks.digits_methods --jobs=2
+    python -m benchmarks.measure digits_methods --jobs=2
 
-All methods have one number of epochs and equal tuning: the learning rate is the best of --rates on `val`, for the first
-seed. Then each method is trained once per seed. `test` and `test_shift` are only scored.
+All methods have one number of --epochs and equal tuning: the learning rate is the best of --rates on `val`, for the
+first of --seeds. Then each method is trained with all of them. `test` and `test_shift` are only scored.
 
-Each training has its own run folder below --out. Finished trainings are read and an interrupted training resumes, so
-rerunning a command continues it. With --jobs, several processes share the trainings, each on its own cores. A learning
-rate with which a training diverges is not chosen.
+Each training has its own run folder below --out. With --jobs, several processes, each a --worker, share the trainings,
+each on its own cores. A learning rate with which a training diverges is not chosen.
 
 The results are benchmarks/digits_methods.json and the tables between the marks in docs/results.md and README.md.
 `python -m tools.docs.draw_digits` draws the chart from the tables.
@@ -15,7 +14,6 @@ The results are benchmarks/digits_methods.json and the tables between the marks 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -24,23 +22,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from scipy.stats import t
 
-from benchmarks.page import write_between
-from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from benchmarks.measure.options import SEEDS
+from benchmarks.measure.report import CONFIDENCE, ROOT, over_seeds, t_interval, write_between
 from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name, train_missing
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
-from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
+from mlmoe_jax.errors import INTERRUPTED, Stopped
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
@@ -100,20 +96,18 @@ IN_README = {
     "mlmoe_dinov2": "MLMoE, `mlmoe_dinov2`",
 }
 SPLITS = ("val", "test", "test_shift")
-CONFIDENCE = 0.95
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "benchmarks" / "digits_methods.json", ROOT / "docs" / "results.md", ROOT / "README.md"
-MARKS = "<!-- tables: benchmarks/digits_methods.py -->", "<!-- end of tables -->"
+MARKS = "<!-- tables: benchmarks/measure/digits_methods.py -->", "<!-- end of tables -->"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The flags of the command line that decide the trainings."""
-
-    epochs: int
-    rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    out: Path
+class Options:
+    epochs: int = 2
+    rates: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 1e-1)
+    seeds: tuple[int, ...] = SEEDS
+    out: Path = Path("runs/digits_methods")
+    jobs: int = 1
+    worker: int = 0  # the number of such a process
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -148,20 +142,20 @@ def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     return runs
 
 
-def train_all(settings: Settings) -> dict[str, dict]:
+def train_all(options: Options) -> dict[str, dict]:
     """Train what is missing; return the results of the methods whose trainings are finished."""
-    epochs, rates, (first, *_) = settings.epochs, settings.rates, settings.seeds
-    searched = train([point(method, epochs, rate, first) for method in METHODS for rate in rates], settings.out)
+    epochs, rates, (first, *_) = options.epochs, options.rates, options.seeds
+    searched = train([point(method, epochs, rate, first) for method in METHODS for rate in rates], options.out)
     results = {}
     for k, method in enumerate(METHODS):
         runs = searched[k * len(rates) : (k + 1) * len(rates)]
         tuning = {f"{rate:g}": run.results["val"]["mAP"] for rate, run in zip(rates, runs, strict=True) if run.results}
         if tuning and all(run.results or run.error for run in runs):
             results[method] = {"rate": float(max(tuning, key=tuning.get)), "tuning": tuning}
-    points = [point(method, epochs, one["rate"], seed) for method, one in results.items() for seed in settings.seeds]
-    trained = iter(train(points, settings.out))
+    points = [point(method, epochs, one["rate"], seed) for method, one in results.items() for seed in options.seeds]
+    trained = iter(train(points, options.out))
     for one in results.values():
-        runs = [next(trained).results for _ in settings.seeds]
+        runs = [next(trained).results for _ in options.seeds]
         if all(runs):
             one.update({split: [run[split]["mAP"] for run in runs] for split in SPLITS})
     return {method: one for method, one in results.items() if "test" in one}
@@ -201,16 +195,8 @@ def write(results: dict) -> None:
 def tables(results: dict) -> str:
     """Return the sentence on the trainings and the tables of all methods and of the pairs, as Markdown."""
     methods, rates = results["methods"], ", ".join(f"{rate:g}" for rate in results["rates"])
-    head = [
-        "config, with `dataset=digits`",
-        "rate",
-        "trainable",
-        "MMACs",
-        "test",
-        "test_shift",
-        "drop",
-        "training images/s",
-    ]
+    head = ["config, with `dataset=digits`", "rate", "trainable", "MMACs", "test", "test_shift", "drop"]
+    head += ["training images/s"]
     rows = []
     for method, one in methods.items():
         cells = map(over_seeds, _columns(one)[1:])
@@ -247,23 +233,18 @@ def table_of_readme(results: dict) -> str:
 
 
 def _columns(result: dict) -> list[np.ndarray]:
-    """Return mAP per seed in percent on SPLITS, and the drop from `test` to `test_shift`."""
-    columns = [100 * np.array(result[split]) for split in SPLITS]
+    """Return mAP per seed on SPLITS, and the drop from `test` to `test_shift`."""
+    columns = [np.array(result[split]) for split in SPLITS]
     return [*columns, columns[-2] - columns[-1]]
 
 
-def over_seeds(values: np.ndarray) -> str:
-    """Return the mean and, for several values, the sample standard deviation."""
-    return f"{values.mean():.2f}" + (f" ± {sample_deviation(values):.2f}" if len(values) > 1 else "")
-
-
 def difference(first: np.ndarray, second: np.ndarray) -> str:
-    """Return the mean of second − first and, for several seeds, its t-interval, paired by seed."""
-    values = second - first
+    """Return the mean of second − first in percent and, for several seeds, its t-interval, paired by seed."""
+    values = 100 * (second - first)
     if len(values) == 1:
         return f"{values[0]:+.2f}".replace("-", "−")
-    half = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * sample_deviation(values) / len(values) ** 0.5
-    return f"{values.mean():+.2f} [{values.mean() - half:+.2f}, {values.mean() + half:+.2f}]".replace("-", "−")
+    mean, half = t_interval(values)
+    return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]".replace("-", "−")
 
 
 # ---------------------------------------------------------------------------------------------------------------- main
@@ -274,49 +255,34 @@ def use_own_cores(worker: int, jobs: int) -> None:
         os.sched_setaffinity(0, cores[worker % len(cores) :: jobs])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--rates", default="1e-3,5e-3,2e-2,1e-1", help="the grid of learning rates")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--out", type=Path, default=Path("runs/digits_methods"))
-    parser.add_argument("--jobs", type=int, default=1, help="processes that train side by side")
-    parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)  # the number of such a process
-    flags = parser.parse_args()
-    rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
-    settings = Settings(flags.epochs, rates, seeds, flags.out)
-    command = [sys.executable, "-m", "benchmarks.digits_methods", *sys.argv[1:]]
-    numbers = range(1, flags.jobs) if not flags.worker else ()
+def train_side_by_side(options: Options) -> dict[str, dict]:
+    """Train what is missing in several processes; return the results, {} in the processes that this one starts."""
+    command = [sys.executable, "-m", "benchmarks.measure", *sys.argv[1:]]
+    numbers = range(1, options.jobs) if not options.worker else ()
     workers = [subprocess.Popen([*command, f"--worker={number}"]) for number in numbers]
     try:
-        use_own_cores(flags.worker, flags.jobs)
-        train_all(settings)
+        use_own_cores(options.worker, options.jobs)
+        train_all(options)
         for worker in workers:
             worker.wait()
-        if flags.worker:
-            return
-        methods = train_all(settings)  # reads the runs of the workers
-    except UserError as error:
-        sys.exit(f"error: {error}")
+        return {} if options.worker else train_all(options)  # reads the runs of the workers
     finally:
         for worker in workers:
             worker.terminate()
+
+
+def measure(options: Options) -> Iterator[str]:
+    methods = train_side_by_side(options)
+    if options.worker:
+        return
     if missing := [method for method in METHODS if method not in methods]:
         sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
-    configs = [method_config(method, flags.epochs) for method in METHODS]
+    configs = [method_config(method, options.epochs) for method in METHODS]
     for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
         cost = count_cost(config)
-        one |= {
-            "trainable": cost["params"]["trainable"],
-            "macs": cost["macs"]["full"],
-            "images_per_second": round(speed),
-        }
-    results = {"epochs": flags.epochs, "rates": rates, "seeds": seeds, "methods": methods}
+        one |= {"trainable": cost["params"]["trainable"], "macs": cost["macs"]["full"]}
+        one["images_per_second"] = round(speed)
+    results = {"epochs": options.epochs, "rates": options.rates, "seeds": options.seeds, "methods": methods}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write(results)
-    print(tables(results))
-
-
-if __name__ == "__main__":
-    use_large_pages()
-    main()
+    yield tables(results)

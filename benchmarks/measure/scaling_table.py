@@ -1,37 +1,36 @@
 """Memory, FLOPs and collectives of training steps on TPU slices, compiled without a TPU, and predicted scaling.
 
-    python -m benchmarks.scaling_table                      # compile missing rows, write the table
-    python -m benchmarks.scaling_table --only="B/14 at 224 v5e" --minutes=30
-    python -m benchmarks.scaling_table --also=v5e:16x16     # larger slices too, to check the program of a chip
-    python -m benchmarks.scaling_table --again --only=DR-MoE  # the model has changed since
-    python -m benchmarks.scaling_table --minutes=0          # only rewrite the table
+    python -m benchmarks.measure scaling_table                      # compile missing rows, write the table
+    python -m benchmarks.measure scaling_table --only="B/14 at 224 v5e" --minutes=30
+    python -m benchmarks.measure scaling_table --also=v5e:16x16     # larger slices too, to check the program of a chip
+    python -m benchmarks.measure scaling_table --again --only=DR-MoE  # the model has changed since
+    python -m benchmarks.measure scaling_table --minutes=0          # only rewrite the table
 
 The table is written to docs/scaling.md, which also explains the prediction. Compiling needs libtpu (`pip install
 "jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one per row and slice. Stored results are not
-compiled again, so the same command resumes after an interruption. To add a row, add an entry to ROWS.
+compiled again, so the same command resumes after an interruption. --efficiency is the assumed share of the peak FLOP/s.
+To add a row, add an entry to ROWS.
 """
 
-import argparse
 import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+
+from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from benchmarks.chips import CHIPS
-from benchmarks.page import write_between
+from benchmarks.measure.report import ROOT, progress, write_between
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.table import Table
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "scaling_table.jsonl"
-PAGE = HERE.parent / "docs" / "scaling.md"
-MARKS = "<!-- table: benchmarks/scaling_table.py -->", "<!-- end of table -->"
+RESULTS, PAGE = ROOT / "benchmarks" / "scaling_table.jsonl", ROOT / "docs" / "scaling.md"
+MARKS = "<!-- table: benchmarks/measure/scaling_table.py -->", "<!-- end of table -->"
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,9 @@ ROWS = (
 def compile_row(row: Row, topology: str) -> dict:
     """Compile the training step of a row for a topology; return the raw result, one line of the file."""
     config = configuration.load_config(row.config, [*SETTINGS, *row.overrides])
-    configuration.validate(config)
     devices = tpu_devices(topology)
     capacity, _ = capacity_elsewhere(devices[0])
-    programs = Programs(config, setup_jax(config, devices, training=False), row.labels)
-    report = examine(programs.training(row.images * len(devices)), len(devices), capacity, quick=True)
+    programs, report = compile_step(config, devices, row.images * len(devices), row.labels, capacity)
     packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {
         "row": row.name,
@@ -93,6 +90,15 @@ def compile_row(row: Row, topology: str) -> dict:
         "packages": packages,
         **report,
     }
+
+
+def compile_step(
+    config: ConfigDict, devices: Sequence, batch: int, labels: int, capacity: int | None
+) -> tuple[Programs, dict]:
+    """Compile a training step for devices; return the programs and their requirements."""
+    configuration.validate(config)
+    programs = Programs(config, setup_jax(config, devices, training=False), labels)
+    return programs, examine(programs.training(batch), len(devices), capacity, quick=True)
 
 
 def _version(package: str) -> str:
@@ -117,13 +123,8 @@ def read_results() -> dict[tuple[str, str], dict]:
 def row_settings(row: Row) -> dict:
     """Return the settings of a row as stored with its raw results."""
     settings = [list(pair) for pair in (*SETTINGS, *row.overrides)]
-    return {
-        "config": row.config,
-        "images": row.images,
-        "asked_labels": row.labels,
-        "settings": settings,
-        "quick": True,
-    }
+    sizes = {"images": row.images, "asked_labels": row.labels}
+    return {"config": row.config, **sizes, "settings": settings, "quick": True}
 
 
 # ------------------------------------------------------------------------------------------------------ prediction
@@ -157,20 +158,17 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     """Return the table as Markdown, followed by the larger slices that were compiled."""
     kinds, chips = [split(family[0])[0] for family in TOPOLOGIES], math.prod(split(TOPOLOGIES[0][-1])[1])
     compilers = {", ".join(f"{name} {of}" for name, of in result["packages"].items()) for result in results.values()}
-    lines = [
-        f"Cells: {'/'.join(kinds)}. Compiled with {' and '.join(sorted(compilers))}.",
-        "",
-        "| training | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
-        f"images/s, {chips} chips | weak scaling, % |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    larger = []
+    names = ["training", "images per chip", "HBM, GiB", "GFLOPs", "GB accessed", "MB in collectives"]
+    names += [f"images/s, {chips} chips", "weak scaling, %"]
+    rows, larger = [], []
     for row in ROWS:
         columns = [_numbers(results.get((row.name, family[0])), family, efficiency) for family in TOPOLOGIES]
-        lines.append(f"| {' | '.join([row.name, str(row.images), *map('/'.join, zip(*columns, strict=True))])} |")
+        rows.append([row.name, row.images, *map("/".join, zip(*columns, strict=True))])
         for smallest, *others in TOPOLOGIES:
             compiled = [results[key] for slice_ in others if (key := (row.name, slice_)) in results]
             larger += [f"{row.name} {_beside(result, results[row.name, smallest])}" for result in compiled]
+    lines = [f"Cells: {'/'.join(kinds)}. Compiled with {' and '.join(sorted(compilers))}.", ""]
+    lines += [Table(names, rows).markdown().rstrip()]
     if larger:
         lines += ["", "Largest change per chip of HBM, FLOPs, bytes accessed and MB on larger slices:", ""]
         lines += [f"{'; '.join(larger)}."]
@@ -209,16 +207,16 @@ def _moved(result: dict) -> int:
     return sum(kind["bytes"] for kind in result["collectives"].values())
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--only", default="", help="compile only rows and slices, as in 'NAME v5e:4x4', that match this"
-    )
-    parser.add_argument("--also", nargs="*", default=[], help="slices to compile besides the smallest of each chip")
-    parser.add_argument("--again", action="store_true", help="recompile existing results; the newest result counts")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after this time")
-    parser.add_argument("--efficiency", type=float, default=0.5, help="assumed share of peak FLOPs")
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    only: str = ""
+    also: tuple[str, ...] = ()
+    again: bool = False
+    minutes: float = math.inf
+    efficiency: float = 0.5
+
+
+def measure(options: Options) -> Iterator[str]:
     results, started = read_results(), time.monotonic()
     for topology in [*(family[0] for family in TOPOLOGIES), *options.also]:
         for row in ROWS:
@@ -227,14 +225,10 @@ def main():
                 continue
             if time.monotonic() - started >= 60 * options.minutes:
                 continue
-            status(f"compiling {row.name} for {topology}")
+            progress(f"compiling {row.name} for {topology}")
             result = results[row.name, topology] = compile_row(row, topology)
             with RESULTS.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
-            status(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
+            progress(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
     write_between(PAGE, MARKS, table(results, options.efficiency))
-    print(f"{len(results)} results; {PAGE} is written")
-
-
-if __name__ == "__main__":
-    main()
+    yield f"{len(results)} results; {PAGE} is written"

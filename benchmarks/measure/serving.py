@@ -1,24 +1,27 @@
 """Load a server of --mode=serve with several clients at once: latency, images per second, and lost answers.
 
-    python -m benchmarks.serving http://127.0.0.1:8000 photos --seconds=15 --clients=1,8,32
+    python -m benchmarks.measure serving --address=http://127.0.0.1:8000 --folder=photos --seconds=15 --clients=1,8,32
 
-`photos` is a folder of images. Each client keeps one connection and sends one image after another, in random order.
-A refusal (429) is counted and repeated after the time in Retry-After; the waiting is part of the latency.
-An answer counts as lost if it does not come, has another status, or differs from the first answer for the image by more
-than 1e-3 (batches of other sizes round differently).
+--folder has the images, of which the first --images are sent. Each client keeps one connection and sends one image
+after another, in random order. A refusal (429) is counted and repeated after the time in Retry-After; the waiting is
+part of the latency. An answer counts as lost if it does not come, has another status, or differs from the first answer
+for the image by more than 1e-3 (batches of other sizes round differently).
 """
 
-import argparse
 import http.client
 import json
 import random
-import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+
+from benchmarks.measure.report import heading, row
+from mlmoe_jax.runtime.table import Column
 
 TOLERANCE = 1e-3
 
@@ -65,43 +68,33 @@ def client(address: str, images: dict[str, bytes], known: dict[str, list[float]]
 
 def load(address: str, images: dict[str, bytes], clients: int, seconds: float, known: dict) -> Outcome:
     """Return the joint outcome of `clients` clients."""
-    outcomes: list[Outcome] = []
     until = time.perf_counter() + seconds
-    threads = [
-        threading.Thread(target=lambda seed=seed: outcomes.append(client(address, images, known, until, seed)))
-        for seed in range(clients)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as threads:
+        outcomes = list(threads.map(lambda seed: client(address, images, known, until, seed), range(clients)))
     return Outcome(
         [latency for one in outcomes for latency in one.latencies],
         sum(one.refused for one in outcomes),
-        sum(one.failures for one in outcomes) + clients - len(outcomes),
+        sum(one.failures for one in outcomes),
     )
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("address")
-    parser.add_argument("folder")
-    parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--images", type=int, default=200, help="the number of different images")
-    options = parser.parse_args()
-    files = sorted(path for path in Path(options.folder).iterdir() if path.is_file())[: options.images]
+@dataclass(frozen=True)
+class Options:
+    address: str
+    folder: Path
+    seconds: float = 15
+    clients: tuple[int, ...] = (1, 8, 32)
+    images: int = 200
+
+
+def measure(options: Options) -> Iterator[str]:
+    files = sorted(path for path in options.folder.iterdir() if path.is_file())[: options.images]
     images, known = {path.name: path.read_bytes() for path in files}, {}
-    print("| clients | images/s | p50 ms | p95 ms | answers | refused | lost |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
-    for clients in map(int, options.clients.split(",")):
+    yield heading(Column("clients"), "images/s", "p50 ms", "p95 ms", "answers", "refused", "lost")
+    for clients in options.clients:
         started = time.perf_counter()
         outcome = load(options.address, images, clients, options.seconds, known)
         rate = len(outcome.latencies) / (time.perf_counter() - started)
-        middle, high = 1000 * np.percentile(outcome.latencies, [50, 95])
-        counts = f"{len(outcome.latencies):,} | {outcome.refused:,} | {outcome.failures:,}"
-        print(f"| {clients} | {rate:.0f} | {middle:.0f} | {high:.0f} | {counts} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        speeds = (rate, *1000 * np.percentile(outcome.latencies, [50, 95]))
+        counts = (len(outcome.latencies), outcome.refused, outcome.failures)
+        yield row(clients, *(f"{value:.0f}" for value in speeds), *(f"{count:,}" for count in counts))

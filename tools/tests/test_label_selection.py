@@ -1,12 +1,12 @@
-"""`python -m benchmarks.label_selection`: its functions, its simulation and its table, on drawn features."""
+"""`python -m benchmarks.measure label_selection`: its functions and its simulation, on drawn features."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import label_selection
-from benchmarks.label_selection import FUNCTIONS, RANDOM, Images, Round, labels_to
+from benchmarks.measure import label_selection
+from benchmarks.measure.label_selection import FUNCTIONS, Images, Round, labels_to
 from mlmoe_jax.apps.tools.acquisition import entropy, normalize, rarity
 
 
@@ -84,13 +84,3 @@ def test_the_labels_to_a_target_are_interpolated():
     assert labels_to(0.5, np.array([0.2, 0.6, 0.4]), labels) == pytest.approx(175)
     assert labels_to(0.1, np.array([0.2, 0.6, 0.4]), labels) == 100
     assert np.isnan(labels_to(0.7, np.array([0.2, 0.6, 0.4]), labels))
-
-
-def test_the_table_is_sorted_by_the_labels_to_the_target_of_random_images():
-    curves = {RANDOM: {"0": [0.2, 0.4], "1": [0.2, 0.6]}, "worse": {"0": [0.1, 0.2]}, "better": {"0": [0.3, 0.7]}}
-    rows = label_selection.table(curves, 150).splitlines()[2:]
-    assert rows == [
-        "| better | 125 | 83 % | 125 | 70.00 |",
-        "| random | 150 | 100 % | nan, 138 | 50.00 |",
-        "| worse | nan | nan % | nan | 20.00 |",
-    ]

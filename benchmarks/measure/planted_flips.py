@@ -1,10 +1,10 @@
 """Plant wrong labels in photographs, and count how many of them an audit ranks first.
 
-    python -m benchmarks.planted_flips --root=/data/VOCdevkit --out=runs/planted_flips
+    python -m benchmarks.measure planted_flips --root=/data/VOCdevkit --out=runs/planted_flips
 
---root is a data set in the layout of VOC 2012. All images of `train` are audited by EfficientNet-Lite0. The labels of
-VOC count as right, although some of them are wrong. Difficult labels are neither flipped nor audited. Flips are drawn
-once per seed, in one of two ways:
+All images of `train` are audited by EfficientNet-Lite0. The labels of VOC count as right, although some of them are
+wrong. Difficult labels are neither flipped nor audited. Flips of a share, --share, are drawn for each of --seeds, in
+one of two ways:
 
 * entries: a share of all labels of all images, so that nearly all flips add a label;
 * positives: a share of the labels that images have, and as many of the labels that they lack.
@@ -16,23 +16,24 @@ OUT/planted_flips.json and .md, with the suggestions that an audit makes and the
 
 from __future__ import annotations
 
-import argparse
-import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.photographs import over_seeds
+from benchmarks.measure.options import SEEDS
+from benchmarks.measure.report import over_seeds, publish
 from mlmoe_jax.apps.audit.audit import Audit, extract_features, probe_config, ranked
-from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.models.calibration import probabilities
+from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.training.logistic.penalty_search import fit_logistic
 
-SHARE, DRAWS = 0.05, ("entries", "positives")
+DRAWS = ("entries", "positives")
 
 
 def planted(codes: np.ndarray, draw: str, share: float, seed: int) -> np.ndarray:
@@ -55,7 +56,7 @@ def planted(codes: np.ndarray, draw: str, share: float, seed: int) -> np.ndarray
     return flips.reshape(codes.shape)
 
 
-def measure(audit: Audit, flips: np.ndarray) -> dict[str, float]:
+def shares(audit: Audit, flips: np.ndarray) -> dict[str, float]:
     """Return the shares of the flips among as many labels, and among the suggestions; flips of labels not judged count.
 
     Args:
@@ -93,39 +94,31 @@ def run(split: Split, features: np.ndarray, draw: str, share: float, seed: int) 
     codes = np.where(flips, POSITIVE + NEGATIVE - split.labels, split.labels).astype(np.int8)
     flipped = Split(split.name, split.classes, codes, split.ids, split.images)
     fit = fit_logistic(features, codes, difficult="ignore", seed=seed)
-    return measure(Audit(flipped, probabilities(fit.held_out_logits), [], []), flips)
+    return shares(Audit(flipped, probabilities(fit.held_out_logits), [], []), flips)
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
     """Return the Markdown table of draw -> the measures of each seed, shares in percent."""
-    names = list(next(iter(results.values()))[0])
-    lines = ["| flips of | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
+    names, cells = list(next(iter(results.values()))[0]), []
     for draw, rows in results.items():
         columns = ([row[name] for row in rows] for name in names)
-        cells = [f"{np.mean(c):,.0f}" if isinstance(c[0], int) else over_seeds(c) for c in columns]
-        lines.append(f"| {draw} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells.append([draw, *(f"{np.mean(c):,.0f}" if isinstance(c[0], int) else over_seeds(c) for c in columns)])
+    return Table(["flips of", *names], cells).markdown()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
-    parser.add_argument("--share", type=float, default=SHARE, help="the share of the labels that are flipped")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--out", type=Path, default=Path("runs/planted_flips"))
-    flags = parser.parse_args()
-    arguments = f"dataset=voc2012,root={flags.root},backbone=efficientnet_lite0,resolution=224"
+@dataclass(frozen=True)
+class Options:
+    root: Path
+    share: float = 0.05
+    seeds: tuple[int, ...] = SEEDS
+    out: Path = Path("runs/planted_flips")
+
+
+def measure(options: Options) -> Iterator[str]:
+    arguments = f"dataset=voc2012,root={options.root},backbone=efficientnet_lite0,resolution=224"
     config = probe_config(load_config(f"linear_probe:{arguments}", []))
     split, features = extract_features(open_split(config.data, "train"), config)
     results: dict[str, list[dict[str, float]]] = {}
     for draw in DRAWS:
-        results[draw] = [run(split, features, draw, flags.share, int(seed)) for seed in flags.seeds.split(",")]
-        print(table(results), flush=True)
-    flags.out.mkdir(parents=True, exist_ok=True)
-    (flags.out / "planted_flips.json").write_text(json.dumps(results, indent=1))
-    (flags.out / "planted_flips.md").write_text(table(results))
-
-
-if __name__ == "__main__":
-    use_large_pages()
-    main()
+        results[draw] = [run(split, features, draw, options.share, seed) for seed in options.seeds]
+        yield publish(options.out / "planted_flips", results, table(results))

@@ -1,10 +1,10 @@
 """Measure calibration and bounded misses of linear probes on photographs, on images that were not fitted on.
 
-    python -m benchmarks.calibration --root=/data/VOCdevkit --out=runs/calibration
+    python -m benchmarks.measure calibration --root=/data/VOCdevkit --out=runs/calibration
 
---root is a data set as in benchmarks.photographs, whose linear probe on the frozen EfficientNet-Lite0 is trained on
-`train` with each loss of PROBES. Everything is fitted on a random half of the images of `val` and measured on the other
-half, for --halves halves (calibration) and --resamples halves (misses). The output is Markdown; metrics are in percent.
+The linear probe of the measurement `photographs` on the frozen EfficientNet-Lite0 is trained on `train` with each loss
+of PROBES. Everything is fitted on a random half of the images of `val` and measured on the other half, for --halves
+halves (calibration) and --resamples halves (misses). The output is Markdown; metrics are in percent.
 
 The expected calibration error of a few images is above 0 also for perfect scores. The row `limit` has the error of the
 Platt scores if labels are drawn from these scores: no correction can be expected to be better.
@@ -12,14 +12,14 @@ Platt scores if labels are drawn from these scores: no correction can be expecte
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.photographs import Benchmark, method_config, run
-from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from benchmarks.measure import photographs, trainings
+from benchmarks.measure.report import heading, left, row
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions.calibration_fit import fit_scales
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
@@ -31,8 +31,8 @@ from mlmoe_jax.models.calibration import to_logits
 METHODS = ("temperature", "platt")
 MISS_RATES = (0.05, 0.1, 0.2)
 COLUMNS = ("ECE_macro", "ECE_pooled", "Brier_pooled")
-RATE = 1e-2  # the tuned learning rate of the linear probe in benchmarks.photographs
-# Name -> keys that differ from the probe of benchmarks.photographs.
+RATE = 1e-2  # the tuned learning rate of the linear probe in the measurement `photographs`
+# Name -> keys that differ from the probe of the measurement `photographs`.
 PROBES: dict[str, dict[str, str | float]] = {
     "binary cross-entropy": {},
     "logistic regression": {"train.fit": "logistic"},
@@ -40,12 +40,19 @@ PROBES: dict[str, dict[str, str | float]] = {
 }
 
 
-def score_probe(root: str, keys: dict[str, str | float], folder: Path) -> SplitScores:
+@dataclass(frozen=True)
+class Options:
+    root: Path
+    out: Path = Path("runs/calibration")
+    halves: int = 20
+    resamples: int = 200
+
+
+def score_probe(root: Path, keys: dict[str, str | float], folder: Path) -> SplitScores:
     """Return the scores of a probe on `val`; train it first if necessary."""
-    benchmark = Benchmark(root, "frozen", folder, (RATE,), (0,), (10,), {}, RATE)
-    config = method_config("linear probe", benchmark, rate=RATE, epochs=10, seed=0)
+    config = photographs.method_config("linear probe", photographs.Options(root), rate=RATE, epochs=10, seed=0)
     config.update_from_flattened_dict(keys)
-    return run(config, folder)
+    return trainings.run(config, folder)[-1]
 
 
 def halves(scored: SplitScores, count: int) -> Iterator[tuple[SplitScores, SplitScores]]:
@@ -101,28 +108,15 @@ def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, float,
             yield per, miss_rate, *np.mean(rows, axis=0).tolist()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
-    parser.add_argument("--out", type=Path, default=Path("runs/calibration"))
-    parser.add_argument("--halves", type=int, default=20)
-    parser.add_argument("--resamples", type=int, default=200)
-    flags = parser.parse_args()
-    probes = {name: score_probe(flags.root, keys, flags.out / name.replace(" ", "_")) for name, keys in PROBES.items()}
-    print("| probe | scores | ECE_macro | ECE_pooled | Brier |\n|---|---|---:|---:|---:|")
+def measure(options: Options) -> Iterator[str]:
+    folders = {name: options.out / name.replace(" ", "_") for name in PROBES}
+    probes = {name: score_probe(options.root, keys, folders[name]) for name, keys in PROBES.items()}
+    yield heading("probe", left("scores"), "ECE_macro", "ECE_pooled", "Brier")
     for name, scored in probes.items():
-        for method, values in calibration_errors(scored, flags.halves).items():
-            print(
-                f"| {name} | {method} | " + " | ".join(f"{100 * values[key]:.2f}" for key in COLUMNS) + " |", flush=True
-            )
-    print("\n| probe | thresholds | bound | missed per image | missed per label | labels per image |")
-    print("|---|---|---:|---:|---:|---:|")
+        for method, values in calibration_errors(scored, options.halves).items():
+            yield row(name, method, *(f"{100 * values[key]:.2f}" for key in COLUMNS))
+    columns = ("bound", "missed per image", "missed per label", "labels per image")
+    yield f"\n{heading('probe', left('thresholds'), *columns)}"
     for name, scored in probes.items():
-        for per, miss_rate, by_image, by_label, predicted in misses(scored, flags.resamples):
-            shares = " | ".join(f"{100 * share:.2f}" for share in (miss_rate, by_image, by_label))
-            print(f"| {name} | {per} | {shares} | {predicted:.2f} |", flush=True)
-
-
-if __name__ == "__main__":
-    use_large_pages()
-    main()
+        for per, *shares, predicted in misses(scored, options.resamples):
+            yield row(name, per, *(f"{100 * share:.2f}" for share in shares), f"{predicted:.2f}")

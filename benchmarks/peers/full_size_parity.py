@@ -1,6 +1,6 @@
-"""The PyTorch side of full_size_parity.py: writes a random model of `transformers` and its outputs.
+"""The PyTorch side of the measurement `full_size_parity`: writes a random model of `transformers` and its outputs.
 
-PYTHON benchmarks/full_size_parity_torch.py FOLDER BACKBONE SIDE SIDE …
+PYTHON benchmarks/peers/full_size_parity.py FOLDER BACKBONE SIDE SIDE …
 """
 
 import sys

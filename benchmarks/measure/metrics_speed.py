@@ -1,22 +1,25 @@
 """Measure time and memory of computing the metrics of a whole split.
 
-    python -m benchmarks.metrics_speed                         # the size of COCO's test split, and 1,000,000 × 100
-    python -m benchmarks.metrics_speed --shape=107859x81       # another size
+    python -m benchmarks.measure metrics_speed                         # COCO's test split, and 1,000,000 × 100
+    python -m benchmarks.measure metrics_speed --shapes 107859x81      # another size
 
-Scores are synthetic: float64, 3 % positive, a tenth of the entries masked. CPU seconds are of this process, so
-other load on the machine is excluded. The peak is the memory allocated by numpy during the call, without its inputs, in
+Scores are synthetic: float64, 3 % positive, a tenth of the entries masked. CPU seconds are of this process, so other
+load on the machine is excluded. The peak is the memory allocated by numpy during the call, without its inputs, in
 multiples of the score matrix.
 """
 
-import argparse
 import time
 import tracemalloc
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.measure.report import heading, left, row
 from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, reliability
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+from mlmoe_jax.runtime.table import Column
 
 
 def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -43,12 +46,14 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", action="append", help="IMAGESxCLASSES; can be repeated")
-    print("| images | classes | call | seconds | CPU seconds | peak, × scores |")
-    print("|---:|---:|---|---:|---:|---:|")
-    for shape in parser.parse_args().shape or ["40137x80", "1000000x100"]:
+@dataclass(frozen=True)
+class Options:
+    shapes: tuple[str, ...] = ("40137x80", "1000000x100")
+
+
+def measure(options: Options) -> Iterator[str]:
+    yield heading(Column("images"), "classes", left("call"), "seconds", "CPU seconds", "peak, × scores")
+    for shape in options.shapes:
         images, classes = map(int, shape.split("x"))
         split = made_up(images, classes)
         for name, call in calls(*split).items():
@@ -58,8 +63,4 @@ def main():
             seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
             peak = tracemalloc.get_traced_memory()[1] / split[0].nbytes
             tracemalloc.stop()
-            print(f"| {images:,} | {classes} | {name} | {seconds:.2f} | {busy:.2f} | {peak:.2f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            yield row(f"{images:,}", classes, name, *(f"{value:.2f}" for value in (seconds, busy, peak)))

@@ -1,16 +1,19 @@
 """Statistics of the gates of trained mixtures of experts on a split: entropy, and dependence on the image.
 
-    python -m benchmarks.gate_statistics runs/digits_methods/method=mlvpt_digits,rate=0.005,seed=0 RUN… --split=test
+    python -m benchmarks.measure gate_statistics --runs RUN RUN … --split=test
 
 One row per run and kind of gate: mean entropy in nats and its maximum, the mean largest weight, and the standard
 deviation of a weight over images, averaged over labels and experts (0 if the gates do not depend on the image).
 """
 
-import argparse
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure.report import heading, left, row
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
@@ -37,24 +40,19 @@ def gate_weights(run: Run, split: Split) -> dict[str, np.ndarray]:
     return {name: np.concatenate(weights).astype(np.float64) for name, weights in parts.items()}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+")
-    parser.add_argument("--split", default="test")
-    options = parser.parse_args()
-    print("| run | gate | experts | entropy | maximum | largest weight | std over images |")
-    print("|---|---|---:|---:|---:|---:|---:|")
+@dataclass(frozen=True)
+class Options:
+    runs: tuple[Path, ...]
+    split: str = "test"
+
+
+def measure(options: Options) -> Iterator[str]:
+    columns = ("experts", "entropy", "maximum", "largest weight", "std over images")
+    yield heading("run", left("gate"), *columns)
     for folder in options.runs:
         run = open_run(RunFolder(folder))
         split = open_split(run.config.data, options.split, classes=run.label_space.names, seed=run.config.seed)
         for kind, weights in gate_weights(run, split).items():
-            experts, entropy = weights.shape[-1], gate_entropy(weights).mean()
-            print(
-                f"| {folder.rstrip('/').rpartition('/')[2]} | {kind} | {experts} | {entropy:.3f} | "
-                f"{math.log(experts):.3f} | {weights.max(axis=-1).mean():.3f} | {weights.std(axis=0).mean():.4f} |",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()
+            experts, largest = weights.shape[-1], weights.max(axis=-1).mean()
+            shown = [f"{number:.3f}" for number in (gate_entropy(weights).mean(), math.log(experts), largest)]
+            yield row(folder.name, kind, experts, *shown, f"{weights.std(axis=0).mean():.4f}")

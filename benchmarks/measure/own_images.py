@@ -3,7 +3,7 @@
     python -m mlmoe_jax.main --mode=features --output=features \
       --config=linear_probe:dataset=voc2012,root=/data/VOCdevkit,backbone=efficientnet_lite0,resolution=224 \
       --config.model.backbone.batch_norm=frozen --config.model.backbone.normalization=auto
-    python -m benchmarks.own_images --features=features --out=runs/own_images
+    python -m benchmarks.measure own_images --features=features --out=runs/own_images
 
 --features is a folder of --mode=features with the splits `train` and `val`. First all classifiers are fitted on --draws
 draws of --images images of `train`, and scored on the remaining images, over the labels with ten positives in these
@@ -18,18 +18,17 @@ differences over draws, and processor seconds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
+from benchmarks.measure.report import publish, t_interval
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.training.logistic.penalty_search import fit_logistic
@@ -79,41 +78,36 @@ def compare_fits(
     return {name: mean_ap(fit, train, other) for name, fit in FITS.items()}
 
 
-def difference(draws: list[dict], other: str) -> dict[str, float]:
-    """Return the mean of ours minus another mAP over draws, and half of its 95 % interval (Student's t)."""
-    values = [results["ours"]["mAP"] - results[other]["mAP"] for results in draws]
-    return {"mean": float(np.mean(values)), "half": float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))}
-
-
 def read(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the features f32[N,D] and codes i8[N,K] of a split."""
     return np.load(folder / f"{split}.cls.npy").astype(np.float32), np.load(folder / f"{split}.labels.npy")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--features", type=Path, required=True, help="the folder of --mode=features")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--images", type=int, default=200, help="images per draw")
-    parser.add_argument("--out", type=Path, default=Path("runs/own_images"))
-    flags = parser.parse_args()
+@dataclass(frozen=True)
+class Options:
+    features: Path
+    draws: int = 20
+    images: int = 200
+    out: Path = Path("runs/own_images")
+
+
+def measure(options: Options) -> Iterator[str]:
     warnings.simplefilter("ignore", FutureWarning)  # about the defaults of scikit-learn
-    train, val = read(flags.features, "train"), read(flags.features, "val")
-    results = {"draws": []}
-    for seed in range(flags.draws):
-        first, rest = np.split(np.random.default_rng(seed).permutation(len(train[1])), [flags.images])
+    train, val = read(options.features, "train"), read(options.features, "val")
+    results: dict = {"draws": []}
+    for seed in range(options.draws):
+        first, rest = np.split(np.random.default_rng(seed).permutation(len(train[1])), [options.images])
         others = tuple(np.concatenate([part[rest], whole]) for part, whole in zip(train, val, strict=True))
         methods = compare_fits(tuple(part[first] for part in train), others)
         results["draws"].append(methods)
-        print(seed, {name: round(values["mAP"], 2) for name, values in methods.items()}, flush=True)
-    if flags.draws > 1:
-        results["ours minus"] = {name: difference(results["draws"], name) for name in list(FITS)[1:]}
-        print("ours minus", results["ours minus"], flush=True)
+        shown = {name: round(values["mAP"], 2) for name, values in methods.items()}
+        yield f"{seed} {shown}"
+    if options.draws > 1:
+        results["ours minus"] = {}
+        for name in list(FITS)[1:]:
+            mean, half = t_interval([one["ours"]["mAP"] - one[name]["mAP"] for one in results["draws"]])
+            results["ours minus"][name] = {"mean": mean, "half": half}
+        yield f"ours minus {results['ours minus']}"
     results["all"] = compare_fits(train, val)
-    print("all of train:", results["all"])
-    flags.out.mkdir(parents=True, exist_ok=True)
-    (flags.out / "own_images.json").write_text(json.dumps(results, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+    yield f"all of train: {results['all']}"
+    publish(options.out / "own_images", results)

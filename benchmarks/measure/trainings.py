@@ -1,0 +1,103 @@
+"""Trainings that are compared: each in a run folder of its own, which is read if it is finished and else continued."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.results import SplitScores, read_scores
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.training.experiment import make_experiment
+from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.training_data import open_training_data
+
+THRESHOLD, RESAMPLES = 0.5, 1000
+HELD_OUT = "held_out"
+TIMES = "benchmark.json"
+T = TypeVar("T")
+
+
+def run(config: ConfigDict, folder: Path) -> list[SplitScores]:
+    """Return the scores of a training on its evaluation splits; train first if necessary."""
+    run_folder = RunFolder(folder)
+    if not (folder / TIMES).exists():
+        if config.data.cache_features != "no":
+            compute_features(config)
+        began = time.process_time()
+        train(config, run_folder)
+        run_folder.write_json(TIMES, {"cpu_seconds": round(time.process_time() - began, 1)})
+    scores = read_scores(run_folder)
+    return [scores[split] for split in config.data.test_splits]
+
+
+def compute_features(config: ConfigDict) -> None:
+    """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
+    mesh, data = setup_jax(config), open_training_data(config)
+    parts = assemble(config, data.label_space)
+    make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
+
+
+def hold_out(config: ConfigDict) -> None:
+    """Score a training on a fifth of `train`, on which it does not train."""
+    config.data.val_split, config.data.val_fraction, config.data.test_splits = HELD_OUT, 0.2, (HELD_OUT,)
+
+
+def compare(
+    choices: Iterable[T],
+    training: Callable[[T, int, bool], tuple[ConfigDict, Path]],
+    seeds: Sequence[int],
+    columns: Any,
+) -> tuple[T, dict[T, float], list[Path], list[SplitScores]]:
+    """Return the best choice, the mAP of each, and the run folders and scores of trainings with it, one per seed.
+
+    `training` returns config and run folder for a choice and a seed, to tune or to measure: the choice with the best
+    mAP on the first evaluation split is measured on the last. A choice without another is not tuned.
+    """
+    first, *others = choices
+    tuning = {
+        choice: mean_ap(run(*training(choice, seeds[0], True))[0].with_labels(columns))
+        for choice in ([first, *others] if others else ())
+    }
+    best = max(tuning, key=tuning.get, default=first)
+    trained = [training(best, seed, False) for seed in seeds]
+    scores = [run(*one)[-1].with_labels(columns) for one in trained]
+    return best, tuning, [folder for _, folder in trained], scores
+
+
+def cpu_seconds(folder: Path) -> float:
+    """Return the CPU seconds of a finished training, all its threads together."""
+    return json.loads((folder / TIMES).read_text())["cpu_seconds"]
+
+
+def measure(scored: SplitScores) -> WeightedMetrics:
+    """Return the metrics of a split, as functions of the weights of its images."""
+    entries = scored.entries("negative")
+    return WeightedMetrics(entries.scores, entries.positive, entries.valid, THRESHOLD)
+
+
+def mean_ap(scored: SplitScores) -> float:
+    return float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
+
+
+def resampled_map(scores: Sequence[SplitScores]) -> np.ndarray:
+    """Return the mAP, averaged over seeds, of resamples of the images that are equal for all methods, f64[R]."""
+    measures = [measure(one) for one in scores]
+    parts = draw(len(scores[0]), RESAMPLES, 0)
+    return np.concatenate([np.mean([one(weights)[0]["mAP"] for one in measures], axis=0) for weights in parts])
+
+
+def difference(one: dict, other: dict) -> str:
+    """Return the difference of two mAPs in points with its interval over resamples of the images; "" for one mAP."""
+    if one is other:
+        return ""
+    low, high = percentile_interval(np.subtract(one["resampled_mAP"], other["resampled_mAP"]))
+    return f"{100 * (np.mean(one['mAP']) - np.mean(other['mAP'])):+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
