@@ -99,12 +99,7 @@ def test_training_leaves_a_complete_run_folder(trained):
         assert (folder / name).is_file(), name
     assert not (folder / "frozen.safetensors").exists(), "the catalogue has these weights"
     assert stored_metrics(folder) == results
-    scores = read_scores(RunFolder(folder))
-    assert {name: split.scores.shape for name, split in scores.items()} == {
-        "val": (40, 10),
-        "test": (40, 10),
-        "test_shift": (40, 10),
-    }
+    assert read_scores(RunFolder(folder)).keys() == results.keys()
     assert "parameters trainable" in done.stderr
 
 

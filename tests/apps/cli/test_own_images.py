@@ -6,7 +6,6 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.config import flatten, load_config, to_json, validate
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.pretrained.weights import has_weights
 from mlmoe_jax.runs.folder import RunFolder
 
 CONFIG = str(REPOSITORY / "configs" / "own_csv.py")
@@ -77,11 +76,3 @@ def test_a_run_keeps_its_backbone(cache, tmp_path, monkeypatch):
     assert main([f"--config={CONFIG}", f"--workdir={folder}"]) == 0
     assert main([f"--config={CONFIG}", f"--workdir={tmp_path / 'new'}"]) == 0
     assert [config.model.backbone.name for config in trained] == ["efficientnet_lite0", "dinov2_vits14"]
-
-
-def test_weights_are_found_in_the_package_in_an_installed_one_and_in_the_cache(cache):
-    assert has_weights("vit_digits")
-    assert has_weights("efficientnet_lite0")
-    assert not has_weights("dinov2_vits14")
-    fetch_nothing_but(cache, "dinov2_vits14")
-    assert has_weights("dinov2_vits14")

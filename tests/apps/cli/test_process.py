@@ -96,12 +96,6 @@ def alone(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_single_process_calls_the_function(alone):
-    before = sys.stdout
-    assert run_job(lambda: 7, together=True) == 7
-    assert sys.stdout is before
-
-
 def _fail(error: BaseException):
     raise error
 

@@ -188,6 +188,14 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
     ]
 
 
+def test_damaged_files_of_packed_data_are_problems(packed_folder):
+    shard = packed_folder / "val-00000-of-00001.arrayrecord"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    outcome = report_outcome(check_data(config_of(packed_folder, "packed", val_split="val")))
+    assert outcome.exit_code == 1
+    assert f"problem: {shard} has changed since it was packed" in outcome.text()
+
+
 def test_duplicate_images_are_reported(data_set):
     splits = {
         "train": [

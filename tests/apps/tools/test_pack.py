@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.images import ArrayImages, BadImage
-from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, read_manifest, verify
 from mlmoe_jax.data.split import Split
@@ -45,14 +45,6 @@ def test_files_are_stored_unchanged(small_voc, tmp_path):
     }
 
 
-def test_generated_images_are_stored_without_loss(monkeypatch, tmp_path):
-    monkeypatch.setattr(digits, "SCENES", {"train": 10, "val": 25, "test": 5, "test_shift": 5})
-    config = config_of(name="digits", test_splits=("test", "test_shift"))
-    pack(config, tmp_path / "out")
-    for name in digits.SCENES:
-        assert_same_split(open_packed(tmp_path / "out", name), open_split(config.data, name))
-
-
 def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
     config = config_of(small_voc, short_side=31)
     pack(config, tmp_path / "out")
@@ -74,16 +66,6 @@ def test_any_number_of_processes_gives_the_same_files(small_voc, tmp_path):
     assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
 
 
-def test_packed_data_holds_out_the_same_validation_images(small_voc, tmp_path):
-    config = config_of(small_voc, val_fraction=0.3)
-    pack(config, tmp_path / "out")
-    assert list(json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]) == ["train"]
-    there = config.data.copy_and_resolve_references()
-    there.name, there.root = "packed", str(tmp_path / "out")
-    for name in ("train", "val"):
-        assert_same_split(open_split(there, name, seed=5), open_split(config.data, name, seed=5))
-
-
 def test_packed_data_has_the_groups_of_its_table(tmp_path, caplog):
     rows = [f"{row}.png,{'xy'[row % 2]},{'' if row == 4 else f'ü{row // 3}'},-\n" for row in range(12)]
     for row in range(12):
@@ -92,17 +74,20 @@ def test_packed_data_has_the_groups_of_its_table(tmp_path, caplog):
     config = config_of(tmp_path, "csv", val_fraction=0.3, group_column="patient", bad_images="skip")
     (tmp_path / "7.png").write_bytes(b"")
     pack(config, tmp_path / "out")
+    assert list(read_manifest(tmp_path / "out").splits) == ["train"], "with those held out"
     assert "train.csv has 1 column that no key of the config names: note" in caplog.text
     assert open_packed(tmp_path / "out", "train").groups == [*["ü0"] * 3, "ü1", "", "ü1", "ü2", "ü2", *["ü3"] * 3]
 
 
-def test_names_of_splits_and_images_can_contain_any_character(monkeypatch, tmp_path):
-    name, ids = "train[:50%]/ä", ["a b.jpg", "ü/日本.png", "x" * 300]
+def test_arrays_and_all_names_of_splits_and_images_are_stored_without_loss(monkeypatch, tmp_path):
+    names, ids = ("train[:50%]/ä", "test"), ["a b.jpg", "ü/日本.png", "x" * 300]
     images = ArrayImages(np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), dtype=np.uint8))
-    split = Split(name, ("one", "zwei/ß"), np.array([[1, 0], [-1, 2], [0, 1]], np.int8), ids, images)
-    monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", lambda data, wanted, **_: split)
-    pack(config_of(train_split=name, val_split=""), tmp_path / "out")
-    assert_same_split(open_packed(tmp_path / "out", name), split)
+    split = Split("", ("one", "zwei/ß"), np.array([[1, 0], [-1, 2], [0, 1]], np.int8), ids, images)
+    opened = lambda data, wanted, **_: replace(split, name=wanted)  # noqa: E731
+    monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", opened)
+    pack(config_of(train_split=names[0], val_split="", test_splits=names[1:]), tmp_path / "out")
+    for name in names:
+        assert_same_split(open_packed(tmp_path / "out", name), replace(split, name=name))
 
 
 # -------------------------------------------------------------------------------------------------------- interruption
