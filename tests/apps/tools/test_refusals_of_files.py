@@ -92,10 +92,9 @@ def of_output(output, says, **options):
     return Refusal(name, lambda at: (at / "folder.csv").mkdir(), choose, says)
 
 
-def write_rows(at):
+def write_rows(kind):
     """Write rows of a label `error`, which only a CSV cannot hold."""
-    for kind in ("jsonl", "csv"):
-        ResultRows(("red", "error")).write(OutputTarget(None, kind), ())
+    return lambda at: ResultRows(("red", "error")).write(OutputTarget(None, kind), ())
 
 
 def of_labels(name, form, output, *says):
@@ -133,7 +132,12 @@ OF_OUTPUTS = [
     of_output("p.csv", "--gates needs JSON lines", gates=True),
     of_output(None, "--format=cvat needs --output=FILE.xml", form="cvat"),
     of_output("a.json", "should end in .xml for --format=cvat", form="cvat"),
-    Refusal("a label with the name of a column", None, write_rows, "another column of the CSV (image, labels, error, "),
+    Refusal(
+        "a label with the name of a column",
+        write_rows("jsonl"),
+        write_rows("csv"),
+        "another column of the CSV (image, labels, error, red, error)",
+    ),
     of_labels("two splits in one file", "cvat", "{at}/a.xml", "there are the splits train and val; write {split} in -"),
     of_labels("no folder", "cvat", "{at}/no/{split}.xml", "cannot write {at}/no/train.xml"),
     of_labels("a folder that exists", "sidecar", "{at}/VOC{split}", "VOCval already exists"),
