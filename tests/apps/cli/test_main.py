@@ -24,13 +24,6 @@ SMALL = small_program.SMALL
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """Return a function that starts the program in a folder of its own, with its backbone in the weights cache."""
-    folder = tmp_path_factory.mktemp("program")
-    return small_program.program_in(folder, COLUMNS="200")
-
-
-@pytest.fixture(scope="module")
 def trained(runs, tmp_path_factory):
     """Return a finished run folder, and what its training printed."""
     folder = tmp_path_factory.mktemp("runs") / "a"
@@ -41,10 +34,6 @@ def trained(runs, tmp_path_factory):
 def here(command, run):
     """Return a function that runs the program in this process, without the seconds that its start takes."""
     return command
-
-
-def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 # ------------------------------------------------------------------------------------------------------------ help
@@ -120,9 +109,9 @@ def test_eval_reproduces_training_to_the_last_digit(here, trained):
 
 def test_rerunning_a_finished_training_only_evaluates(here, trained):
     folder, done = trained
-    before = rows_of(folder)
+    before = RunFolder(folder).rows()
     assert printed(here("--config=mlvpt_digits", f"--workdir={folder}", "--json", *SMALL)) == printed(done)
-    assert rows_of(folder) == before
+    assert RunFolder(folder).rows() == before
     assert len(json.loads((folder / "starts.json").read_text())) == 1, "nothing was left to train"
 
 
