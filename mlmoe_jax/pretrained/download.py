@@ -204,7 +204,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """A handler that follows redirects to https addresses only, and to http addresses on this machine."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
-        _require_https(newurl)
+        try:
+            _require_https(newurl)
+        except Refused:
+            fp.close()
+            raise
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
