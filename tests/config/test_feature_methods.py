@@ -147,26 +147,3 @@ def test_the_printed_sign_warns():
     assert "drives each gate to one expert" in warning
     assert not configuration.find_warnings(load_config("drmoe_resnet101", []))
     assert not configuration.find_warnings(load_config("q2l_resnet101", []))
-
-
-def test_published_recipes():
-    q2l = load_config("q2l_resnet101", [])
-    assert (q2l.optim.name, q2l.optim.learning_rate, q2l.train.epochs, q2l.ema.decay) == ("adamw", 1e-4, 80, 0.9997)
-    assert (q2l.loss.kind, q2l.loss.scale) == ("asymmetric", 1000.0)
-    for name in ("q2l_resnet101", "hsq_resnet101"):  # HSQ is rebuilt after Query2Label
-        assert load_config(name, []).data.keep_empty
-        assert not load_config(f"{name}:dataset=vg256", []).data.keep_empty, "its split has no empty images"
-    drmoe = load_config("drmoe_resnet101", [])
-    assert (drmoe.optim.name, drmoe.optim.weight_decay, drmoe.optim.milestones) == ("adam", 1e-5, (0.6, 0.8))
-    assert load_config("drmoe_resnet101:dataset=voc2007", []).train.batch_size == 16
-    assert (drmoe.augment.contrast, drmoe.augment.hue, drmoe.augment.jitter_order) == (0.4, 0.1, "random")
-    gcn = load_config("mlgcn_resnet101", [])
-    assert (gcn.optim.name, gcn.optim.learning_rate, gcn.optim.clip_norm) == ("sgd", 0.1, 10.0)
-    assert gcn.optim.rate_rules == ((r"^backbone/", 0.1),)
-    assert load_config("addgcn_resnet101", []).augment.margin == 64
-    for name in ("mlgcn_resnet101", "addgcn_resnet101"):
-        data = load_config(f"{name}:dataset=voc2007", []).data
-        assert (data.difficult_train, data.difficult_eval) == ("positive", "ignore")
-    ml_decoder = load_config("ml_decoder_resnet101", [])
-    assert (ml_decoder.loss.gamma_neg, ml_decoder.loss.clip, ml_decoder.loss.reduce) == (4.0, 0.05, "sum")
-    assert (ml_decoder.augment.randaugment, ml_decoder.augment.cutout) == ("uda", 0.5)

@@ -67,12 +67,6 @@ def test_the_preset_held_out_changes_the_selection_and_nothing_else(name):
         assert not changes(f"{usual},selection=held_out", of=held_out)
 
 
-def test_a_data_set_without_files_has_no_folder(refusal):
-    assert refusal(load_config, "linear_probe:dataset=digits,root=photos", []) == (
-        "dataset=digits has no files, so root=photos has no effect; leave one of them out"
-    )
-
-
 @pytest.mark.parametrize("name", [*(f"{name}:dataset=digits," for name in PUBLISHED), "mlvpt_digits:"])
 def test_a_data_set_with_validation_images_keeps_them(name, refusal):
     assert "contradicts selection=published" in refusal(load_config, f"{name}preset=held_out,selection=published", [])

@@ -1,0 +1,105 @@
+"""What the configs of the methods set: as published, and following other keys until they are set themselves."""
+
+import pytest
+
+from mlmoe_jax.config import flatten, load_config
+
+HEAD = ((r"^backbone/", False), (r"", True))
+EVERYTHING = ((r"", True),)
+STEM = (r"^backbone/(stem|stages/0)/", False)
+VIT = "model.backbone.name=dinov2_vits14"
+TUNING = ("mlgcn", "addgcn", "drmoe", "ml_decoder")
+# key -> the config, and further keys, as on the command line -> its value
+VALUES = {
+    "optim.learning_rate": {
+        "mlvpt_dinov2:dataset=coco2014": 1e-4,
+        "mlvpt_dinov2:dataset=coco2014,backbone=dinov2_vits14": 5e-4,
+        "mlvpt_dinov2:dataset=nuswide": 5e-4,
+        "mlvpt_dinov2:dataset=vg256": 1e-4,
+        "mlvpt_dinov2:dataset=voc2007": 5e-4,
+        "mlvpt_dinov2:dataset=voc2007,resolution=448": 1e-4,
+        "mlvpt_dinov2:dataset=vg256,preset=paper": 5e-4,
+        "q2l_resnet101": 1e-4,
+        "mlgcn_resnet101": 0.1,
+        # follows the backbone and the resolution, unless it is given
+        f"mlvpt_dinov2 {VIT}": 5e-4,
+        f"mlvpt_dinov2:preset=paper {VIT}": 5e-4,
+        "mlvpt_dinov2:backbone=dinov2_vits14 model.backbone.name=dinov2_vitb14": 1e-4,
+        "vpt:dataset=voc2007 data.image_size=448": 1e-4,
+        f"mlvpt_dinov2 {VIT} optim.learning_rate=0.01": 0.01,
+        f"mlvpt_dinov2 optim.learning_rate=0.01 {VIT}": 0.01,
+    },
+    # by the rule of the authors of ML-VPT
+    "ema.decay": {
+        "vpt:dataset=coco2014": 0.9998452,
+        "vpt:dataset=nuswide": 0.9998988,
+        "vpt:dataset=voc2007": 0.9974590,
+        "vpt:dataset=voc2012": 0.9974590,
+        "vpt:dataset=vg256": 0.9978910,
+        "mlvpt_dinov2:preset=paper": 0.9997,
+        "q2l_resnet101": 0.9997,
+    },
+    "optim.name": {"q2l_resnet101": "adamw", "drmoe_resnet101": "adam", "mlgcn_resnet101": "sgd"},
+    "optim.weight_decay": {"drmoe_resnet101": 1e-5},
+    "optim.milestones": {"drmoe_resnet101": (0.6, 0.8)},
+    "optim.clip_norm": {"mlgcn_resnet101": 10.0},
+    "optim.rate_rules": {"mlgcn_resnet101": ((r"^backbone/", 0.1),)},
+    "train.epochs": {"q2l_resnet101": 80},
+    "train.batch_size": {"drmoe_resnet101:dataset=voc2007": 16},
+    "loss.kind": {"q2l_resnet101": "asymmetric"},
+    "loss.scale": {"q2l_resnet101": 1000.0},
+    "loss.gamma_neg": {"ml_decoder_resnet101": 4.0},
+    "loss.clip": {"ml_decoder_resnet101": 0.05},
+    "loss.reduce": {"ml_decoder_resnet101": "sum"},
+    "data.keep_empty": {
+        "q2l_resnet101": True,
+        "hsq_resnet101": True,  # is rebuilt after Query2Label
+        "q2l_resnet101:dataset=vg256": False,  # its split has no empty images
+        "hsq_resnet101:dataset=vg256": False,
+    },
+    "data.difficult_train": {f"{name}_resnet101:dataset=voc2007": "positive" for name in ("mlgcn", "addgcn")},
+    "data.difficult_eval": {f"{name}_resnet101:dataset=voc2007": "ignore" for name in ("mlgcn", "addgcn")},
+    "augment.contrast": {"drmoe_resnet101": 0.4},
+    "augment.hue": {"drmoe_resnet101": 0.1},
+    "augment.jitter_order": {"drmoe_resnet101": "random"},
+    "augment.margin": {"addgcn_resnet101": 64},
+    "augment.randaugment": {"ml_decoder_resnet101": "uda"},
+    "augment.cutout": {"ml_decoder_resnet101": 0.5},
+    "trainable": {
+        "mlgcn_resnet101": EVERYTHING,
+        f"mlgcn_resnet101 {VIT}": HEAD,
+        f"mlgcn_resnet101:tune=yes {VIT}": EVERYTHING,
+        "mlgcn_resnet101:tune=no": HEAD,
+        "q2l_resnet101": (STEM, *EVERYTHING),
+        f"hsq_resnet101 {VIT}": (STEM, *HEAD),
+    },
+    # Only a tuned backbone trains it: a frozen one would drift from its weights, and its features could not be cached.
+    "model.backbone.batch_norm": {
+        **{f"{name}_resnet101": "trainable" for name in TUNING},
+        **{f"{name}_resnet101:tune=no": "frozen" for name in TUNING},
+        **{f"{name}_resnet101 {VIT}": "frozen" for name in TUNING},
+        **{f"{name}_resnet101:tune=no model.backbone.batch_norm=running": "running" for name in TUNING},
+        "finetune:backbone=resnet101,dataset=coco2014": "trainable",
+        "finetune:backbone=efficientnet_lite0,dataset=coco2014": "trainable",
+        "finetune:dataset=coco2014": "frozen",
+    },
+    "model.backbone.normalization": {
+        "mlvpt_vit:backbone=in21k,preset=code": "imagenet",
+        "mlvpt_vit:backbone=in21k,preset=paper": "auto",
+        # ML-Decoder tunes its backbone on pixels in 0 to 1
+        "ml_decoder_resnet101": "unit",
+        f"ml_decoder_resnet101 {VIT}": "auto",
+        f"ml_decoder_resnet101 {VIT} model.backbone.normalization=unit": "unit",
+        "ml_decoder_resnet101:dataset=digits": "auto",
+    },
+    "model.backbone.name": {"mlvpt_dinov3:root=x": "dinov3_vitb16", "mlmoe_dinov3:root=x": "dinov3_vitb16"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "command", "value"),
+    [(key, command, value) for key, values in VALUES.items() for command, value in values.items()],
+)
+def test_what_a_config_sets(key, command, value):
+    reference, *pairs = command.split()
+    assert flatten(load_config(reference, [tuple(pair.split("=")) for pair in pairs]))[key] == value
