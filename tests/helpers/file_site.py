@@ -1,14 +1,14 @@
-"""A local server of one file that closes connections and refuses requests."""
+"""A server of one file that closes connections and refuses requests.
 
+Limits: it knows GET and ranges without an end, compares If-Range only with its ETag, and keeps no connection open.
+"""
+
+import contextlib
 import hashlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
-import pytest
-
-from mlmoe_jax.pretrained.download import Unreachable, fetch
 
 CHUNK = 10_000
 CONTENT = bytes(range(256)) * 200
@@ -21,28 +21,26 @@ def sha256(content: bytes) -> str:
 
 @dataclass
 class Answer:
-    """The response to one request. cut: close after this many bytes. wait: event to await before the last half."""
+    """The response to one request.
+
+    cut: close after this many bytes. stalls: send the second half only when the server stops. heeds: the headers of the
+    request that count. headers: those of the response, instead of an ETag.
+    """
 
     status: int = 200
     cut: int | None = None
-    ranges: bool = True
-    heed_if_range: bool = True
-    validators: bool = True
-    headers: tuple = ()
-    wait: threading.Event | None = None
+    stalls: bool = False
+    heeds: tuple = ("Range", "If-Range")
+    headers: dict | None = None
 
 
 class Site(ThreadingHTTPServer):
-    """A server of one file; `script` holds the responses to the next GETs, after which come default ones."""
-
-    daemon_threads = True
+    """A server of `content`. script: the responses to the next GETs. requests: the headers of those so far."""
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.script, self.requests = CONTENT, [], []
-
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/model.safetensors"
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.content, self.script, self.requests, self.stopped = CONTENT, [], [], threading.Event()
+        self.address = f"http://127.0.0.1:{self.server_port}/model.safetensors"
 
     def handle_error(self, request, client_address):
         """Print nothing about clients that have disconnected."""
@@ -53,7 +51,7 @@ class Site(ThreadingHTTPServer):
         return [headers["Range"] for headers in self.requests]
 
 
-class Handler(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
@@ -62,49 +60,29 @@ class Handler(BaseHTTPRequestHandler):
         site.requests.append(self.headers)
         answer = site.script.pop(0) if site.script else Answer()
         tag, first, status = f'"{sha256(content)[:8]}"', 0, answer.status
-        known = (None, tag) if answer.heed_if_range else (None, tag, self.headers["If-Range"])
-        if status == 200 and answer.ranges and self.headers["Range"] and self.headers["If-Range"] in known:
-            first, status = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-")), 206
+        asked, version = (self.headers[name] if name in answer.heeds else None for name in ("Range", "If-Range"))
+        headers = {"ETag": tag} if answer.headers is None else answer.headers
+        if status == 200 and asked and version in (None, tag):
+            first, status = int(asked.strip("bytes=-")), 206
+            headers = {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}", **headers}
         self.send_response(status)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - first))
-        if answer.validators:
-            self.send_header("ETag", tag)
-        for name, value in answer.headers:
+        for name, value in {"Content-Length": str(len(content) - first), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         body = content[first:][: answer.cut]
         half = len(body) // 2
         self.wfile.write(body[:half])
-        if answer.wait:
-            answer.wait.wait(5)
+        if answer.stalls:
+            site.stopped.wait(60)
         self.wfile.write(body[half:])
 
 
-def names(target: Path) -> list[str]:
-    return sorted(path.name for path in target.parent.iterdir() if path.name != ".lock")
-
-
-def assert_complete(target: Path, content: bytes = CONTENT):
-    assert target.read_bytes() == content
-    assert names(target) == [target.name, f"{target.name}.sha256"]
-    assert Path(f"{target}.sha256").read_text() == f"{sha256(content)}  {target.name}\n"
-
-
-def leave_part(site: Site, target: Path, cut: int = 30_000):
-    """Make a download fail permanently after `cut` bytes."""
-    script, site.script = site.script, [Answer(cut=cut), *[Answer(503)] * 9]
-    with pytest.raises(Unreachable):
-        fetch(site.address(), target)
-    assert names(target) == [f"{target.name}.part", f"{target.name}.part.version"]
-    assert Path(f"{target}.part").read_bytes() == site.content[:cut]
-    site.script = script
-    site.requests.clear()
-
-
-def assert_helps(text: str, address: str, target: Path):
-    """Assert that the message has the file, the folder, the address and the remedy."""
-    start = f"{target.name} is not in {target.parent} and cannot be downloaded from {address}, because "
-    assert text.startswith(start)
-    assert text.endswith(f"; put a copy of the file at {target}")
+@contextlib.contextmanager
+def running() -> Iterator[Site]:
+    with Site() as site:
+        thread = threading.Thread(target=site.serve_forever, args=(0.01,))
+        thread.start()
+        yield site
+        site.stopped.set()
+        site.shutdown()
+        thread.join()

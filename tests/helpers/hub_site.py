@@ -1,18 +1,21 @@
-"""A local Hugging Face hub with the few routes that its library uses to share and to download models."""
+"""A Hugging Face hub in this process, to which the HTTP client of its library sends every request.
+
+Limits: one user with one token; a branch has one commit; files are uploaded within their commit, whatever their size;
+no redirects, ranges or long lists.
+"""
 
 import base64
 import hashlib
 import json
-import re
-import threading
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.utils import _http
 
+http = getattr(_http, "httpx2", None) or _http.httpx  # its name in later and in earlier versions of the library
 TOKEN = "hf_secretsecretsecret"
 LARGE = (".safetensors", ".npz")
 
@@ -21,166 +24,113 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class Hub(ThreadingHTTPServer):
+def reply(value=None, status: int = 200, code: str = "") -> http.Response:
+    return http.Response(status, json={} if value is None else value, headers={"X-Error-Code": code})
+
+
+def refuse(status: int, code: str = "") -> http.Response:
+    return reply(None, status, code)
+
+
+class Hub:
     """The hub. repositories: name -> branch -> file -> content; private: those that need the token.
 
-    fail: the status with which to respond to each request whose path contains the key. lies: file -> the size that the
-    hub says it has. requests: (method, path, body).
+    fail: part of a path -> (status, error code) of the response. lies: file, or "" for the model -> what the hub says.
+    requests: (method, path, body).
     """
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
-        self.stored: dict[str, bytes] = {}
         self.private, self.fail, self.lies, self.requests = set(), {}, {}, []
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def commit_of(self, repository: str, branch: str) -> str:
+        return sha256(repr((branch, self.repositories[repository][branch])).encode())[:40]
 
-    def commit_of(self, repository: str, revision: str) -> str:
-        branches = self.repositories[repository]
-        files = branches.get(revision, {})
-        return sha256(json.dumps([revision, sorted((name, sha256(c)) for name, c in files.items())]).encode())[:40]
-
-    def branch_of(self, repository: str, revision: str) -> str | None:
-        """Return the branch with the name, or the commit, `revision`."""
-        branches = self.repositories[repository]
-        return next((b for b in branches if revision in (b, self.commit_of(repository, b))), None)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def respond(self, value=None, status=200, headers=(), content=None):
-        body = json.dumps(value).encode() if content is None else content
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json" if content is None else "application/octet-stream")
-        self.send_header("Content-Length", str(len(body)))
-        for name, text in dict(headers).items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def refuse(self, status: int, code: str = ""):
-        self.respond({"error": code}, status, {"X-Error-Code": code, "X-Error-Message": code})
-
-    def handle_one(self):
-        hub, length = self.server, int(self.headers["Content-Length"] or 0)
-        body, path = self.rfile.read(length), urllib.parse.urlsplit(self.path).path
-        hub.requests.append((self.command, path, body))
-        for part, status in hub.fail.items():
+    def respond(self, request) -> http.Response:
+        path, body = request.url.raw_path.decode().partition("?")[0], request.read()
+        self.requests.append((request.method, path, body))
+        for part, answer in self.fail.items():
             if part in path:
-                return self.refuse(status)
-        known = self.headers["Authorization"] == f"Bearer {TOKEN}"
-        if path == "/api/repos/create":
-            return self.create(json.loads(body), known)
-        if path == "/api/validate-yaml":
-            return self.respond({"errors": [], "warnings": []})
-        if found := re.fullmatch(r"/lfs/([0-9a-f]{64})", path):
-            hub.stored[found[1]] = body
-            return self.respond({})
-        found = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+?)(?:\.git/info/lfs/objects/(batch)|/(.*))?", path)
-        repository, action = found[1], found[2] or found[3] or ""
-        if repository not in hub.repositories or (repository in hub.private and not known):
-            return self.refuse(404 if known else 401, "RepoNotFound")
-        return self.in_repository(repository, action, body, known)
+                return refuse(*answer)
+        known = request.headers.get("Authorization") == f"Bearer {TOKEN}"
+        match path.strip("/").split("/"):
+            case ["api", "repos", "create"]:
+                return self.create(json.loads(body)) if known else refuse(401)
+            case ["api", "validate-yaml"]:
+                return reply()
+            case ["api", "models", user, name, *action] | [user, name, *action]:
+                repository = f"{user}/{name}"
+        if repository not in self.repositories or (repository in self.private and not known):
+            return refuse(404 if known else 401, "RepoNotFound")
+        match action:
+            case ["resolve", revision, *name]:
+                return self.read(repository, revision, "/".join(name))
+            case [] | ["revision", _]:
+                return self.read(repository, *action[1:])
+        return self.change(repository, *map(unquote, action), body) if known else refuse(403)
 
-    do_GET = do_POST = do_PUT = do_HEAD = handle_one
+    def create(self, asked: dict) -> http.Response:
+        name = f"{asked.get('organization', 'user')}/{asked['name']}"
+        if name not in self.repositories and (asked.get("private") or asked.get("visibility") == "private"):
+            self.private.add(name)  # as earlier and as later libraries ask
+        self.repositories.setdefault(name, {"main": {}})
+        return reply({"url": f"{constants.ENDPOINT}/{name}"})
 
-    def create(self, asked: dict, known: bool):
-        hub, name = self.server, f"{asked.get('organization', 'user')}/{asked['name']}"
-        if not known:
-            return self.refuse(401)
-        if name in hub.repositories:
-            return self.respond({"error": "exists", "url": f"{hub.address}/{name}"}, 409)
-        hub.repositories[name] = {"main": {}}
-        if asked.get("private") or asked.get("visibility") == "private":  # of earlier and of later libraries
-            hub.private.add(name)
-        return self.respond({"url": f"{hub.address}/{name}"})
+    def read(self, repository: str, revision: str = "main", name: str = "") -> http.Response:
+        """Respond with a file, or with the description of a revision."""
+        branches = self.repositories[repository]
+        commits = {branch: self.commit_of(repository, branch) for branch in branches}
+        branch = next((branch for branch, commit in commits.items() if unquote(revision) in (branch, commit)), None)
+        if branch is None:
+            return refuse(404, "RevisionNotFound")
+        files = branches[branch]
+        if name in files:
+            headers = {"X-Repo-Commit": commits[branch], "ETag": '"tag"'}
+            return http.Response(200, content=files[name], headers=headers)
+        if name:
+            return refuse(404, "EntryNotFound")
+        siblings = [self.about(name, content) for name, content in files.items()]
+        about = {"id": repository, "sha": commits[branch], "private": repository in self.private}
+        return reply({**about, "siblings": siblings, **self.lies.get("", {})})
 
-    def in_repository(self, repository: str, action: str, body: bytes, known: bool):
-        hub, (verb, _, rest) = self.server, action.partition("/")
-        branches = hub.repositories[repository]
-        if verb in ("", "revision"):
-            branch = hub.branch_of(repository, urllib.parse.unquote(rest) or "main")
-            if branch is None:
-                return self.refuse(404, "RevisionNotFound")
-            return self.respond(self.about(repository, branch))
-        if verb == "resolve":
-            commit, _, name = rest.partition("/")
-            content = branches.get(hub.branch_of(repository, commit), {}).get(name)
-            if content is None:
-                return self.refuse(404, "EntryNotFound")
-            linked = {"X-Linked-Etag": f'"{sha256(content)}"', "X-Linked-Size": str(len(content))}
-            headers = {"X-Repo-Commit": commit, "ETag": '"pointer"', **(linked if name.endswith(LARGE) else {})}
-            return self.respond(content=content, headers=headers)
-        if not known:
-            return self.refuse(403)
-        if verb == "tree":
-            files = branches[urllib.parse.unquote(rest)]
-            entries = [{"type": "file", "path": name, "size": 0, "oid": "b" * 40} for name in files]
-            return self.respond(entries)
-        if verb == "branch":
-            branches.setdefault(urllib.parse.unquote(rest), dict(branches["main"]))
-            return self.respond({})
-        if verb == "preupload":
-            asked = json.loads(body)["files"]
-            modes = [
-                {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(LARGE) else "regular"} for f in asked
-            ]
-            return self.respond({"files": [{**mode, "shouldIgnore": False} for mode in modes]})
-        if verb == "batch":
-            objects = json.loads(body)["objects"]
-            upload = [{**o, "actions": {"upload": {"href": f"{hub.address}/lfs/{o['oid']}"}}} for o in objects]
-            return self.respond({"transfer": "basic", "objects": upload})
-        if verb == "commit":
-            return self.commit(repository, urllib.parse.unquote(rest), body)
-        return self.refuse(404)
+    def about(self, name: str, content: bytes) -> dict:
+        about = {"rfilename": name, "size": len(content)}
+        if name.endswith(LARGE):
+            about["lfs"] = {"sha256": sha256(content), "size": len(content), "pointerSize": 100}
+        return about | self.lies.get(name, {})
 
-    def about(self, repository: str, branch: str) -> dict:
-        hub = self.server
-        siblings = []
-        for name, content in hub.repositories[repository][branch].items():
-            size = hub.lies.get(name, len(content))
-            lfs = {"sha256": sha256(content), "size": size, "pointerSize": 100} if name.endswith(LARGE) else None
-            siblings.append({"rfilename": name, "size": size, "blobId": "b" * 40, **({"lfs": lfs} if lfs else {})})
-        about = {"id": repository, "modelId": repository, "sha": hub.commit_of(repository, branch), "tags": []}
-        return {**about, "private": repository in hub.private, "siblings": siblings}
-
-    def commit(self, repository: str, branch: str, body: bytes):
-        hub = self.server
-        files = hub.repositories[repository][branch]
-        for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = hub.stored[value["oid"]]
-            elif line["key"] == "deletedFile":
-                del files[value["path"]]
-        oid = hub.commit_of(repository, branch)
-        url = f"{hub.address}/{repository}/commit/{oid}"
-        return self.respond({"success": True, "commitOid": oid, "commitUrl": url})
+    def change(self, repository: str, action: str, branch: str, body: bytes) -> http.Response:
+        branches = self.repositories[repository]
+        match action:
+            case "branch":
+                branches.setdefault(branch, dict(branches["main"]))
+            case "tree":
+                return reply([{"type": "file", "path": name, "size": 0, "oid": "b" * 40} for name in branches[branch]])
+            case "preupload":
+                mode = {"uploadMode": "regular", "shouldIgnore": False}
+                return reply({"files": [{"path": file["path"], **mode} for file in json.loads(body)["files"]]})
+            case "commit":
+                for line in map(json.loads, body.splitlines()):
+                    value = line["value"]
+                    if line["key"] == "file":
+                        branches[branch][value["path"]] = base64.b64decode(value["content"])
+                    elif line["key"] == "deletedFile":
+                        del branches[branch][value["path"]]
+                commit = self.commit_of(repository, branch)
+                url = f"{constants.ENDPOINT}/{repository}/commit/{commit}"
+                return reply({"success": True, "commitOid": commit, "commitUrl": url})
+        return reply()
 
 
 @contextmanager
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Run a hub that this process takes for the real one, with a token that may do everything."""
+    """Let a hub respond to this process, with a token that may do everything."""
+    hub = Hub()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("MLMOE_OFFLINE", raising=False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with Hub() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
+    options = {"event_hooks": {"request": [_http.hf_request_event_hook]}, "follow_redirects": True}
+    set_client_factory(lambda: http.Client(transport=http.MockTransport(hub.respond), **options))
+    yield hub
+    set_client_factory(_http.default_client_factory)

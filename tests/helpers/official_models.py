@@ -69,16 +69,15 @@ def listed_config(name: str):
     sizes = listed(name)["config"]
     dinov2 = {"layer_scale": 1.0, "mask_token": True} if sizes.get("layerscale") else {}
     shape = ViTShape(sizes["embed"], sizes["depth"], sizes["heads"], sizes["patch"], sizes["img"], **dinov2)
-    config = default_config()
-    config.model.backbone.name, prompts = "tiny", config.model.prompts
     if name.startswith("ML-VPT"):
+        config = default_config()
+        config.model.backbone.name, prompts = "tiny", config.model.prompts
         use_ml_vpt(config)
         prompts.num_groups, prompts.per_group = sizes["Nc"], sizes["Nm"]
     else:
-        prompts.count = sizes["prompts"]
-        prompts.kind = {"VPT deep": "deep", "E2VPT": "e2vpt"}.get(name, "shallow")
-        prompts.gated = prompts.learn_temperature = name == "GateVPT"
-        prompts.key_values, prompts.pruning = sizes.get("kv_prompts", 0), "learned"
+        config, *_ = family_config(LAYOUTS[name])
+        prompts = config.model.prompts
+        prompts.count, prompts.key_values, prompts.pruning = sizes["prompts"], sizes.get("kv_prompts", 0), "learned"
     return config, shape, sizes["K"]
 
 
@@ -94,3 +93,12 @@ def family_config(name: str):
     config.model.head.pool = "mean" if case.mae else "cls"
     shape = ViTShape(family.WIDTH, family.DEPTH, family.HEADS, family.PATCH, family.IMAGE)
     return config, shape, family.LABELS
+
+
+def columns_first(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return tensors with the positions of MoCo v3 in place of those of MAE, rounded as in half precision."""
+    table = tensors["pos_embed"]
+    patches = table[:, 1:].reshape(1, 4, 4, -1)
+    assert np.abs(patches[:, :, 1] - patches[:, :, 0]).max() > 0.8  # the first channels depend on the column
+    turned = np.concatenate([table[:, :1], patches.swapaxes(1, 2).reshape(1, 16, -1)], axis=1)
+    return tensors | {"pos_embed": turned.astype(np.float16).astype(np.float32)}

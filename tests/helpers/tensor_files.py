@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,6 +15,11 @@ from safetensors.numpy import save_file
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.params import ModelDef
 
+PLAIN = ViTShape(width=16, depth=2, heads=2, patch=4, native=8)
+DINOV2 = replace(PLAIN, layer_scale=1.0, mask_token=True)
+REGISTERS = replace(DINOV2, registers=4)
+GIANT = replace(DINOV2, mlp="swiglu")
+
 
 def make_vit(shape: ViTShape, seed: int) -> ViT:
     """Return a ViT with random values in every parameter."""
@@ -21,15 +28,18 @@ def make_vit(shape: ViTShape, seed: int) -> ViT:
     return vit
 
 
-def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
-    """Return the parameters by path."""
-    return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
-
-
 def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
     """Return the parameters and statistics by path."""
     _, params, stats = ModelDef.split(module)
     return {path: np.asarray(value) for path, value in {**params, **stats}.items()}
+
+
+def assert_equal(module: nnx.Module, expected: dict[str, np.ndarray]):
+    """Assert that a module has these values, and all of them are given."""
+    values = values_of(module)
+    assert values.keys() == expected.keys()
+    for path, value in values.items():
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
@@ -43,21 +53,23 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 def timm(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors of a ViT in timm's layout, from our parameters."""
-    tensors = {}
-    for path, value in p.items():
-        if path == "patch_embed/kernel":
-            side = math.isqrt(len(value) // 3)
-            value = value.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
-        elif path.endswith("/kernel"):
-            value = value.T
-        name = re.sub(r"/(kernel|scale)$", "/weight", path).replace("/", ".")
-        tensors[name.replace("patch_embed.", "patch_embed.proj.")] = value
-    return tensors
+    tensors = {path: value.T if path.endswith("/kernel") else value for path, value in p.items()}
+    kernel = p["patch_embed/kernel"]
+    side = math.isqrt(len(kernel) // 3)
+    tensors["patch_embed/kernel"] = kernel.reshape(side, side, 3, -1).transpose(3, 2, 0, 1)
+    return renamed(tensors, (r"/(kernel|scale)$", ".weight"), ("/", "."), (r"patch_embed\.", "patch_embed.proj."))
 
 
 def renamed(tensors: dict[str, np.ndarray], *changes: tuple[str, str]) -> dict[str, np.ndarray]:
     """Return tensors whose names are changed by (pattern, replacement)."""
-    names = {name: name for name in tensors}
-    for pattern, replacement in changes:
-        names = {old: re.sub(pattern, replacement, new) for old, new in names.items()}
-    return {names[name]: tensor for name, tensor in tensors.items()}
+    result = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in changes:
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor
+    return result
+
+
+def changed(tensors: dict[str, np.ndarray], changes: Mapping | tuple) -> dict[str, np.ndarray]:
+    """Return tensors of which some have other values; those with None are missing."""
+    return {name: value for name, value in (tensors | dict(changes)).items() if value is not None}

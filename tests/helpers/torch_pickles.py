@@ -1,17 +1,19 @@
 """Pickles and PyTorch files made by hand, in the layouts of torch.save."""
 
+import functools
 import pickle
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from helpers.paths import PARITY
+from helpers.refusals import Refusal
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.load import read_tensors
 
 FILES = PARITY / "torch_files"
-LAYOUTS = ("zip", "legacy")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 SYSTEM = {"protocol_version": PROTOCOL, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 FOUR = np.arange(4, dtype=np.float32)
@@ -58,13 +60,11 @@ def tensor(on=None, offset=0, shape=(4,), strides=(1,), function="torch._utils._
 def write_zip(
     path: Path, pickled: bytes, contents=None, compression=zipfile.ZIP_STORED, root="archive", **more
 ) -> Path:
-    """Write a file in the zip layout; `more` are records in addition to the pickle and the storages."""
+    """Write a file in the zip layout; `more` are records beside the pickle and the storages."""
+    storages = {f"data/{key}": content for key, content in (contents or {"0": FOUR.tobytes()}).items()}
     with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr(f"{root}/data.pkl", b"\x80\x02" + pickled + b".")
-        for key, content in (contents or {"0": FOUR.tobytes()}).items():
-            archive.writestr(f"{root}/data/{key}", content)
-        for name, content in more.items():
-            archive.writestr(f"{root}/{name.replace('__', '/').replace('_pkl', '.pkl')}", content)
+        for name, content in {"data.pkl": b"\x80\x02" + pickled + b".", **storages, **more}.items():
+            archive.writestr(f"{root}/{name}", content)
     return path
 
 
@@ -83,16 +83,22 @@ WRITE = {"zip": write_zip, "legacy": write_legacy}
 
 
 def outcome(path: Path) -> dict[str, np.ndarray] | str:
-    """Return the tensors of a file, or the reason why it is refused; any other exception is raised."""
+    """Return the tensors of a file, or the sentence with which it is refused, DAMAGED if a parser has raised."""
     try:
         return read_tensors(path)
     except UserError as error:
-        return reason_of(str(error), path)
+        return DAMAGED if f"{path} is damaged: " in str(error) else str(error)
 
 
-def reason_of(sentence: str, path: Path) -> str:
-    """Return the reason in the sentence about a file that is refused; DAMAGED for whatever a parser raises."""
-    if sentence.startswith(f"{path} is damaged: "):
-        return DAMAGED
-    assert sentence.startswith(f"cannot read weights from {path}: ")
-    return sentence.removeprefix(f"cannot read weights from {path}: ")
+def of_file(name: str, make: Callable[[Path], object], reason: str = DAMAGED) -> Refusal:
+    """The file w.pth that `make` writes, and the reason why it is refused."""
+    says = "{at}/w.pth is damaged: " if reason is DAMAGED else f"cannot read weights from {{at}}/w.pth: {reason}"
+    return Refusal(name, lambda at: (make(at / "w.pth"), at / "w.pth")[1], read_tensors, says)
+
+
+def of_pickle(name: str, pickled: bytes, reason: str = DAMAGED) -> list[Refusal]:
+    """A handmade pickle in each layout."""
+    return [
+        of_file(f"{name}, {layout}", functools.partial(write, pickled=pickled), reason)
+        for layout, write in WRITE.items()
+    ]

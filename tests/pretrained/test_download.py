@@ -10,18 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import hub_site
-from helpers.file_site import (
-    CONTENT,
-    OTHER,
-    Answer,
-    assert_complete,
-    assert_helps,
-    leave_part,
-    names,
-    sha256,
-)
-from huggingface_hub import constants
+from helpers import file_site, hub_site
+from helpers.file_site import CHUNK, CONTENT, OTHER, Answer, sha256
 
 from mlmoe_jax.errors import DiskError
 from mlmoe_jax.models.backbones.catalog import CATALOG
@@ -29,111 +19,163 @@ from mlmoe_jax.pretrained import download
 from mlmoe_jax.pretrained.download import Unreachable, fetch
 from mlmoe_jax.pretrained.weights import find_weights
 
-pytestmark = pytest.mark.usefixtures("pauses")
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The requested pauses, which are skipped; environment variables for proxies and tokens are removed."""
+    asked = []
+    monkeypatch.setattr(download, "pause", asked.append)
+    monkeypatch.setattr(download, "READ_BYTES", CHUNK)
+    for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    return asked
+
+
+@pytest.fixture
+def site():
+    with file_site.running() as running:
+        yield running
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    """A path in a cache folder that does not exist yet."""
+    return tmp_path / "cache" / "vit" / "model.safetensors"
+
+
+NAME = "sub/model.safetensors"
+ON_HUB = "https://huggingface.co/org/model/resolve/main/"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with hub_site.running(monkeypatch) as running:
+        running.repositories["org/model"] = {"main": {NAME: CONTENT, "other": b"x"}}
+        yield running
+
+
+def beside(target: Path, end: str) -> Path:
+    return target.with_name(target.name + end)
+
+
+def left(target: Path) -> list[str]:
+    """Return the ends of the names of all files of a download."""
+    return sorted(path.name.removeprefix(target.name) for path in target.parent.iterdir() if path.name != ".lock")
+
+
+def assert_complete(target: Path, content: bytes = CONTENT):
+    assert target.read_bytes() == content
+    assert left(target) == ["", ".sha256"]
+    assert beside(target, ".sha256").read_text() == f"{sha256(content)}  {target.name}\n"
+
+
+def unreachable(refusal, address: str, target: Path) -> str:
+    """Return why a file cannot be downloaded, from the sentence that also says what helps."""
+    text = refusal(fetch, address, target, error=Unreachable)
+    start = f"{target.name} is not in {target.parent} and cannot be downloaded from {address}, because "
+    end = f"; put a copy of the file at {target}"
+    assert text.startswith(start)
+    assert text.endswith(end)
+    return text.removeprefix(start).removesuffix(end)
 
 
 # ------------------------------------------------------------------------------------------------------------ success
-def test_a_whole_file_is_downloaded_and_pinned(site, target, pauses):
-    assert fetch(site.address(), target) == target
-    assert_complete(target)
-    assert pauses == []
-    assert fetch(site.address(), target) == target
-    assert len(site.requests) == 1
+def test_a_whole_file_is_downloaded_once_and_pinned(site, target, pauses):
+    for _ in range(2):
+        assert fetch(site.address, target) == target
+        assert_complete(target)
+    assert (pauses, len(site.requests)) == ([], 1)
 
 
-def test_a_cut_download_resumes_where_it_stopped(site, target, pauses):
-    site.script = [Answer(cut=30_000), Answer(cut=1000)]
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == [None, "bytes=30000-", "bytes=31000-"]
-    assert pauses == list(download.PAUSES[:2])
+TAG = f'"{sha256(CONTENT)[:8]}"'
+DATE = email.utils.formatdate(0, usegmt=True)
+WEAK = {"Last-Modified": DATE, "ETag": 'W/"x"'}
 
 
-@pytest.mark.parametrize("lacks", ["ranges", "validators"])
-def test_a_server_without_ranges_or_validators_restarts_the_download(site, target, lacks):
-    site.script = [Answer(cut=30_000, validators=lacks != "validators"), Answer(ranges=lacks != "ranges")]
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == [None, "bytes=30000-" if lacks == "ranges" else None]
-
-
-def test_the_modification_time_replaces_a_missing_strong_etag(site, target):
-    when = email.utils.formatdate(0, usegmt=True)
-    weak = (("Last-Modified", when), ("ETag", 'W/"x"'))
-    site.script = [Answer(cut=30_000, validators=False, headers=weak)]
-    site.script += [Answer(heed_if_range=False, validators=False, headers=weak)]
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == [None, "bytes=30000-"]
-    assert site.requests[1]["If-Range"] == when
-
-
-@pytest.mark.parametrize("changed", ["If-Range is heeded", "If-Range is ignored", "the file is shorter"])
-def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(site, target, changed):
-    leave_part(site, target)
-    site.content = OTHER[:1000] if "shorter" in changed else OTHER
-    site.script = [Answer(416) if "shorter" in changed else Answer(heed_if_range="heeded" in changed)]
-    fetch(site.address(), target)
-    assert_complete(target, site.content)
-    assert site.ranges == (["bytes=30000-"] if "heeded" in changed else ["bytes=30000-", None])
-
-
-@pytest.mark.parametrize("version", [None, "", '"of another file"'])
-def test_a_part_of_unknown_origin_is_not_used(site, target, version):
-    target.parent.mkdir(parents=True)
-    Path(f"{target}.part").write_bytes(OTHER[:1000])
-    if version is not None:
-        Path(f"{target}.part.version").write_text(version)
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == ["bytes=1000-" if version else None]
-
-
-def test_a_part_is_not_written_through_a_link(site, target, precious, refusal):
-    target.parent.mkdir(parents=True)
-    Path(f"{target}.part").symlink_to(precious)
-    fetch(site.address(), target)
-    assert_complete(target)
-
-
-def test_temporary_failures_are_retried_after_a_pause(site, target, pauses):
-    site.script = [Answer(503), Answer(429)]
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert pauses == list(download.PAUSES[:2])
-
-
-def test_a_server_that_stops_responding_is_retried(site, target, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "ranges"),
+    [
+        ([Answer(cut=30_000), Answer(cut=1000)], [None, "bytes=30000-", "bytes=31000-"]),
+        ([Answer(503), Answer(429)], [None] * 3),
+        ([Answer(stalls=True)], [None, f"bytes={len(CONTENT) // 2}-"]),
+        ([Answer(cut=30_000), Answer(heeds=())], [None, "bytes=30000-"]),
+        ([Answer(cut=30_000, headers={})], [None, None]),
+        # the modification time in place of a strong ETag
+        ([Answer(cut=30_000, headers=WEAK), Answer(heeds=("Range",), headers=WEAK)], [None, "bytes=30000-"]),
+    ],
+    ids=["cut", "temporary", "stalls", "no ranges", "no version", "no strong ETag"],
+)
+def test_a_download_goes_on_after_a_pause_where_it_stopped(site, target, pauses, monkeypatch, script, ranges):
     monkeypatch.setattr(download, "TIMEOUT", 0.2)
-    site.script = [Answer(wait=threading.Event())]
-    fetch(site.address(), target)
+    site.script, version = list(script), DATE if script[0].headers else TAG
+    fetch(site.address, target)
     assert_complete(target)
-    assert site.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
+    assert site.ranges == ranges
+    assert [headers["If-Range"] for headers in site.requests] == [asked and version for asked in ranges]
+    assert pauses == list(download.PAUSES[: len(script)][: len(ranges) - 1])
 
 
-# ------------------------------------------------------------------------------------------------------------ progress
+@pytest.mark.parametrize(
+    ("version", "content", "answer", "ranges"),
+    [
+        # the file has changed
+        (TAG, OTHER, Answer(), ["bytes=30000-"]),
+        (TAG, OTHER, Answer(heeds=("Range",)), ["bytes=30000-", None]),
+        (TAG, OTHER[:1000], Answer(416), ["bytes=30000-", None]),
+        # the part has no version, or that of another file
+        (None, OTHER, Answer(), [None]),
+        ("", OTHER, Answer(), [None]),
+        ('"of another file"', OTHER, Answer(), ["bytes=30000-"]),
+    ],
+)
+def test_a_part_of_another_file_is_not_used(site, target, version, content, answer, ranges):
+    target.parent.mkdir(parents=True)
+    beside(target, ".part").write_bytes(CONTENT[:30_000])
+    if version is not None:
+        beside(target, ".part.version").write_text(version)
+    site.content, site.script = content, [answer]
+    fetch(site.address, target)
+    assert_complete(target, content)
+    assert site.ranges == ranges
+
+
+def test_a_part_is_not_written_through_a_link(site, target, precious):
+    target.parent.mkdir(parents=True)
+    beside(target, ".part").symlink_to(precious)
+    fetch(site.address, target)
+    assert_complete(target)
+
+
+def test_a_file_on_the_hub_is_downloaded_at_its_commit_and_pinned(hub, target):
+    fetch(ON_HUB + NAME, target)
+    assert_complete(target)
+    commit = hub.commit_of("org/model", "main")
+    resolved = {path for _, path, _ in hub.requests if "/resolve/" in path}
+    assert resolved == {f"/org/model/resolve/{commit}/{NAME}"}
+
+
 def test_lines_are_shown_without_a_terminal(site, target, capsys):
     site.script = [Answer(cut=30_000)]
-    fetch(site.address(), target)
+    fetch(site.address, target)
     out, lines = capsys.readouterr()
     assert out == ""
-    assert lines.count(f"downloading {site.address()} to {target} from 0.0 MB of 0.1 MB\n") == 2
+    assert lines.count(f"downloading {site.address} to {target} from 0.0 MB of 0.1 MB\n") == 2
     assert "retrying in 1 s" in lines
     assert f"downloaded {target} (0.1 MB, sha256 " in lines
 
 
-# -------------------------------------------------------------------------------------- interruption, several processes
 def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     """This process waits while another one downloads; that one is killed, and this one completes its part."""
-    site.script = [Answer(wait=threading.Event())]
+    site.script = [Answer(stalls=True)]
     code = "import sys; from pathlib import Path; from mlmoe_jax.pretrained.download import fetch; "
     code += "fetch(sys.argv[1], Path(sys.argv[2]))"
-    part = Path(f"{target}.part")
-    with subprocess.Popen([sys.executable, "-c", code, site.address(), str(target)]) as other:
+    part = beside(target, ".part")
+    with subprocess.Popen([sys.executable, "-c", code, site.address, str(target)]) as other:
         while not (part.exists() and part.stat().st_size == len(CONTENT) // 2):
             assert other.poll() is None
             time.sleep(0.02)
-        thread = threading.Thread(target=fetch, args=(site.address(), target))
+        thread = threading.Thread(target=fetch, args=(site.address, target))
         thread.start()
         thread.join(0.1)
         assert thread.is_alive()
@@ -144,124 +186,106 @@ def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     assert site.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
 
 
-def test_the_first_digits_of_a_sha256_are_compared_and_the_whole_is_pinned(site, target, refusal):
-    assert "instead of 00000000" in refusal(fetch, site.address(), target, sha256="0" * 8)
-    assert not target.exists()
-    fetch(site.address(), target, sha256=sha256(CONTENT)[:8])
-    assert_complete(target)
-    target.write_bytes(b"another file")
-    for given in (sha256(CONTENT)[:8], ""):
-        assert f"instead of {sha256(CONTENT)[:12]}" in refusal(fetch, site.address(), target, sha256=given)
-
-
-def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
-    assert CATALOG["resnet101"].sha256 == "5d3b4d8f"
-    assert CATALOG["vit_b16_in1k"].sha256 == "80ecf9dd"
-    assert CATALOG["vit_b16_mae"].sha256 == ""  # no digits in its name
-    installed = find_weights("efficientnet_lite0")
-    assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].sha256)
-
-
 # ------------------------------------------------------------------------------------------------------------ failure
-@pytest.mark.parametrize("status", [401, 403, 404, 410, 418])
-def test_a_refusal_is_reported_at_once(site, target, refusal, pauses, status):
-    site.script = [Answer(status)]
-    text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert f"the server responds with {status}" in text
-    assert_helps(text, site.address(), target)
-    assert names(target) == []
-    assert pauses == []
-
-
-def test_a_server_that_stays_broken_is_abandoned(site, target, refusal, pauses):
-    site.script = [Answer(500)] * 9
-    text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "because the server responds with 500; put" in text
-    assert pauses == list(download.PAUSES)
-
-
-def test_a_download_that_always_fails_is_abandoned_and_its_part_kept(site, target, refusal):
-    site.script = [Answer(cut=30_000), *[Answer(cut=0)] * 9]
-    text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "the connection was lost after 0.0 MB of 0.1 MB" in text
-    assert_helps(text, site.address(), target)
-    assert names(target) == [f"{target.name}.part", f"{target.name}.part.version"]
+ELSEWHERE = "http://weights.example/m"
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"),
+    ("script", "reason", "files", "tries"),
     [
-        ("https://weights.example/m", "Name or service not known"),
-        ("https://huggingface.co/facebook/dinov2-base/resolve/main/m", "the hub cannot be reached ("),
+        *(([Answer(status)], f"the server responds with {status}", [], 1) for status in (401, 403, 404, 410, 418)),
+        ([Answer(500)] * 9, "the server responds with 500", [], 4),
+        (
+            [Answer(cut=30_000), *[Answer(cut=0)] * 9],
+            "the connection was lost after 0.0 MB of 0.1 MB",
+            [".part", ".part.version"],
+            4,
+        ),
+        ([Answer(headers={"Content-Type": "text/html; charset=utf-8"})], "the response is a web page", [], 1),
+        ([Answer(302, headers={"Location": ELSEWHERE})], f"'{ELSEWHERE}' is not an https address", [], 1),
     ],
 )
-def test_no_network(target, refusal, monkeypatch, address, reason):
-    def fail(*_, **__):
+def test_a_server_that_refuses_or_stays_broken_is_abandoned(
+    site, target, refusal, pauses, script, reason, files, tries
+):
+    site.script = list(script)
+    assert unreachable(refusal, site.address, target).startswith(reason)
+    assert left(target) == files
+    assert (len(site.requests), pauses) == (tries, list(download.PAUSES[: tries - 1]))
+
+
+@pytest.mark.parametrize(
+    ("address", "fail", "reason"),
+    [
+        *(
+            (address, {}, f"'{address}' is not an https address")
+            for address in (ELSEWHERE, "file:///etc/m", "a script")
+        ),
+        ("https://weights.example/m", {}, "weights.example cannot be reached (Name or service not known)"),
+        (ON_HUB + NAME, {"/resolve/": (403,)}, "the hub refuses hf:org/model with the status 403; set HF_TOKEN"),
+        (ON_HUB + NAME, {"/api/": (503,)}, "the hub responds with 503"),
+        (ON_HUB + "m", {}, "the model org/model has no file m"),
+        (
+            ON_HUB + NAME,
+            {"/resolve/": (403, "GatedRepo")},
+            "access to hf:org/model has to be requested at https://huggingface.co/org/model; then set",
+        ),
+    ],
+)
+def test_why_a_file_cannot_be_downloaded(hub, target, refusal, monkeypatch, address, fail, reason):
+    def no_network(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.delenv("MLMOE_OFFLINE", raising=False)
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
-    text = refusal(fetch, address, target, error=Unreachable)
-    assert reason in text
-    assert_helps(text, address, target)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    hub.fail = fail
+    assert unreachable(refusal, address, target).startswith(reason)
+    assert not target.exists()
 
 
 def test_offline_mode(site, target, refusal, monkeypatch):
     monkeypatch.setenv("MLMOE_OFFLINE", "1")
-    text = refusal(fetch, site.address(), target, error=Unreachable)
-    assert "because MLMOE_OFFLINE is set" in text
-    assert_helps(text, site.address(), target)
+    assert unreachable(refusal, site.address, target) == "MLMOE_OFFLINE is set"
     assert site.requests == []
     assert not target.parent.exists()
     monkeypatch.setenv("MLMOE_OFFLINE", "0")
-    fetch(site.address(), target)
+    fetch(site.address, target)
     monkeypatch.setenv("MLMOE_OFFLINE", "1")
-    assert fetch(site.address(), target) == target
-
-
-@pytest.mark.parametrize("address", ["http://weights.example/m", "file:///etc/passwd", "this package; a script"])
-def test_only_https(site, target, refusal, address):
-    assert f"'{address}' is not an https address" in refusal(fetch, address, target, error=Unreachable)
-    site.script = [Answer(302, headers=(("Location", "http://weights.example/m"),))]
-    assert "'http://weights.example/m' is not an https address" in refusal(fetch, site.address(), target)
-
-
-def test_a_web_page_is_refused(site, target, refusal):
-    site.script = [Answer(headers=(("Content-Type", "text/html; charset=utf-8"),))]
-    assert "is a web page" in refusal(fetch, site.address(), target, error=Unreachable)
-    assert names(target) == []
+    assert fetch(site.address, target) == target
 
 
 # -------------------------------------------------------------------------------------------------------- wrong content
-def test_a_wrong_sha256_is_refused_and_downloaded_again(site, target, refusal):
-    text = refusal(fetch, site.address(), target, sha256=sha256(OTHER))
-    assert f"sha256 is {sha256(CONTENT)[:12]}… instead of {sha256(OTHER)[:12]}…; delete it" in text
+def test_a_sha256_is_compared_by_its_first_digits_and_its_file_counts_more(site, target, refusal):
+    given, pin = sha256(CONTENT)[:8], beside(target, ".sha256")
+    text = refusal(fetch, site.address, target, sha256="0" * 8)
+    assert f"as its sha256 is {sha256(CONTENT)[:12]}… instead of 00000000…; delete it" in text
+    assert f"or {pin} if the replacement is intended" in text
     assert not target.exists()
-    site.content = OTHER
-    fetch(site.address(), target, sha256=sha256(OTHER))
-    assert_complete(target, OTHER)
+    fetch(site.address, target, sha256=given)
+    assert_complete(target)
+    fetch(site.address, target, sha256=sha256(OTHER))
 
+    target.write_bytes(OTHER)
+    for known in (given, ""):
+        text = refusal(fetch, site.address, target, sha256=known)
+        assert text.startswith(f"{target} is damaged or has been replaced, as its sha256 is {sha256(OTHER)[:12]}…")
+        assert f"instead of {sha256(CONTENT)[:12]}" in text
+    assert target.read_bytes() == OTHER
 
-def test_a_second_download_must_match_the_pinned_first(site, target, refusal):
-    fetch(site.address(), target)
     target.unlink()
     site.content = OTHER
-    assert f"or {target}.sha256 if the replacement is intended" in refusal(fetch, site.address(), target)
+    refusal(fetch, site.address, target)
     assert not target.exists()
-    Path(f"{target}.sha256").unlink()
-    fetch(site.address(), target)
+    pin.unlink()
+    fetch(site.address, target)
     assert_complete(target, OTHER)
+    pin.unlink()
+    fetch(site.address, target)
 
 
-def test_an_existing_file_is_checked(site, target, refusal):
-    fetch(site.address(), target)
-    fetch(site.address(), target, sha256=sha256(OTHER))  # the pin counts
-    target.write_bytes(OTHER)
-    text = refusal(fetch, site.address(), target)
-    assert text.startswith(f"{target} is damaged or has been replaced, as its sha256 is {sha256(OTHER)[:12]}…")
-    assert target.read_bytes() == OTHER
-    Path(f"{target}.sha256").unlink()
-    fetch(site.address(), target)
+def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
+    assert CATALOG["resnet101"].sha256 == "5d3b4d8f"
+    installed = find_weights("efficientnet_lite0")
+    assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].sha256)
 
 
 # ----------------------------------------------------------------------------------------------------------- the disk
@@ -270,74 +294,15 @@ def test_a_full_disk(site, target, refusal):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
     try:
-        text = refusal(fetch, site.address(), target, error=DiskError)
+        text = refusal(fetch, site.address, target, error=DiskError)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert text.startswith(f"cannot write {target}: File too large; free disk space")
-    fetch(site.address(), target)
+    fetch(site.address, target)
     assert_complete(target)
     assert site.ranges == [None, "bytes=30000-"]
 
 
 def test_a_folder_that_cannot_be_made(site, target, refusal):
     target.parents[1].write_text("a file")
-    assert f"cannot make the folder {target.parent}: " in refusal(fetch, site.address(), target)
-
-
-# ------------------------------------------------------------------------------------------------------------- the hub
-NAME = "sub/model.safetensors"
-ADDRESS = f"https://huggingface.co/org/model/resolve/main/{NAME}"
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with hub_site.running(monkeypatch) as running:
-        running.repositories["org/model"] = {"main": {NAME: CONTENT, "other": b"x"}}
-        yield running
-
-
-def test_a_file_on_the_hub_is_downloaded_at_its_commit_and_pinned(hub, target):
-    fetch(ADDRESS, target)
-    assert_complete(target)
-    commit = hub.commit_of("org/model", "main")
-    resolved = {path for _, path, _ in hub.requests if "/resolve/" in path}
-    assert resolved == {f"/org/model/resolve/{commit}/{NAME}"}
-
-
-def test_content_damaged_on_the_way_from_the_hub_is_refused(hub, target, refusal, monkeypatch):
-    monkeypatch.setattr(hub_site, "sha256", lambda content: "0" * 64)
-    assert f"the {NAME} of hf:org/model has another size or sha256 than on the hub" in refusal(fetch, ADDRESS, target)
-    assert not target.exists()
-
-
-@pytest.mark.parametrize(
-    ("part", "status", "reason"),
-    [
-        ("/resolve/", 403, "the hub refuses hf:org/model with the status 403; set HF_TOKEN"),
-        ("/api/", 503, "the hub responds with 503"),
-        ("", 404, "the model org/model has no file m"),
-    ],
-)
-def test_refusals_of_the_hub(hub, target, refusal, part, status, reason):
-    address = ADDRESS
-    if part:
-        hub.fail[part] = status
-    else:
-        address = "https://huggingface.co/org/model/resolve/main/m"
-    text = refusal(fetch, address, target, error=Unreachable)
-    assert reason in text
-    assert_helps(text, address, target)
-    assert not target.exists()
-
-
-def test_access_that_has_to_be_requested(hub, target, refusal, monkeypatch):
-    refuse = hub_site._Handler.refuse
-    monkeypatch.setattr(hub_site._Handler, "refuse", lambda handler, status, _="": refuse(handler, status, "GatedRepo"))
-    hub.fail["/resolve/"] = 403
-    text = refusal(fetch, ADDRESS, target, error=Unreachable)
-    assert "access to hf:org/model has to be requested at https://huggingface.co/org/model; then set" in text
-
-
-def test_the_offline_mode_of_the_hub_is_respected(hub, target, refusal, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "offline mode is enabled" in refusal(fetch, ADDRESS, target, error=Unreachable)
+    assert f"cannot make the folder {target.parent}: " in refusal(fetch, site.address, target)

@@ -1,6 +1,7 @@
 """LoRA, rsLoRA and DoRA against PEFT (tools/parity/peft.py), and its files in both directions."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -8,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import tiny
 from helpers.paths import PARITY
+from helpers.refusals import Refusal, each
+from helpers.tensor_files import changed, write
 from helpers.twins import below, error
 from safetensors.numpy import load_file, save_file
 
@@ -31,31 +35,26 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def stored():
-    return dict(np.load(PARITY / "peft.npz"))
+STORED = dict(np.load(PARITY / "peft.npz"))
 
 
-def write_adapter(folder, stored, name, part="adapter", **changes):
+def write_adapter(folder, name, part="adapter", **changes):
     """Write the two files of a stored case, with other options."""
     folder.mkdir(exist_ok=True)
-    options = json.loads(stored[f"{name}/config"].tobytes()) | changes
+    options = json.loads(STORED[f"{name}/config"].tobytes()) | changes
     (folder / CONFIG).write_text(json.dumps(options))
-    save_file(
-        {key: np.ascontiguousarray(value) for key, value in below(stored, f"{name}/{part}/").items()}, folder / TENSORS
-    )
+    write(folder / TENSORS, below(STORED, f"{name}/{part}/"))
     return folder
 
 
-def model_of(folder, stored, name):
+def model_of(folder, name):
     """Return our model of a case with the backbone of transformers and the adapter in `folder`, and its config."""
     kind, adapter, config = twins.CASES[name][0], read_peft(folder), default_config()
     use_adapter(config, adapter.name, **adapter.settings)
     config.model.prompts.kind = "none"
-    weights = {key: np.float32(value) for key, value in below(stored, f"{kind}/").items()}
-    save_file({key: np.ascontiguousarray(value) for key, value in weights.items()}, folder / "base.safetensors")
+    weights = {key: np.float32(value) for key, value in below(STORED, f"{kind}/").items()}
     vit = ViT(SHAPES[kind], rngs=nnx.Rngs(0))
-    load_weights(vit, folder / "base.safetensors")
+    load_weights(vit, write(folder / "base.safetensors", weights))
     settings = config.model.adapters[adapter.name]
     own = ADAPTERS[adapter.name].from_config(settings, vit.shape, dtype=None, rngs=nnx.Rngs(1))
     head, adapters = LinearHead(16, 3, rngs=nnx.Rngs(2)), {adapter.name: own}
@@ -67,8 +66,8 @@ def model_of(folder, stored, name):
 
 @pytest.mark.variants("name")
 @pytest.mark.parametrize("name", twins.CASES)
-def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
-    model, _ = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)
+def test_logits_and_gradients_are_those_of_peft(name, tmp_path):
+    model, _ = model_of(write_adapter(tmp_path / "a", name), name)
     definition, params, _ = ModelDef.split(model)
 
     @jax.jit
@@ -79,8 +78,8 @@ def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
 
     own = {path: value for path, value in params.items() if path.startswith("adapters/")}
     slopes, logits = slopes_and_logits(own)
-    assert error(logits, stored[f"{name}/logits"]) < TOLERANCE
-    theirs = read_peft(write_adapter(tmp_path / "b", stored, name, "gradient"))
+    assert error(logits, STORED[f"{name}/logits"]) < TOLERANCE
+    theirs = read_peft(write_adapter(tmp_path / "b", name, "gradient"))
     assert slopes.keys() == {f"adapters/{theirs.name}/{key}" for key in theirs.tensors}
     for key, value in theirs.tensors.items():
         assert np.abs(value).max() > 1e-3
@@ -88,9 +87,9 @@ def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
 
 
 @pytest.mark.parametrize("name", twins.CASES)
-def test_written_files_are_read_again(name, stored, tmp_path):
-    folder = write_adapter(tmp_path / "a", stored, name)
-    options, tensors = peft_files(*model_of(folder, stored, name))
+def test_written_files_are_read_again(name, tmp_path):
+    folder = write_adapter(tmp_path / "a", name)
+    options, tensors = peft_files(*model_of(folder, name))
     theirs, options_of_theirs = load_file(folder / TENSORS), json.loads((folder / CONFIG).read_text())
     assert {key: value.shape for key, value in tensors.items()} == {key: value.shape for key, value in theirs.items()}
     for key, value in tensors.items():
@@ -102,9 +101,9 @@ def test_written_files_are_read_again(name, stored, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, in PEFT
 @pytest.mark.parametrize("name", twins.CASES)
-def test_peft_loads_what_we_write(name, stored, tmp_path):
+def test_peft_loads_what_we_write(name, tmp_path):
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
-    model, config = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)
+    model, config = model_of(write_adapter(tmp_path / "a", name), name)
     draw = np.random.default_rng(0)
     for path, (_, variable) in named_variables(model).items():
         if not path.startswith("backbone/"):
@@ -117,11 +116,11 @@ def test_peft_loads_what_we_write(name, stored, tmp_path):
     with torch.no_grad():
         logits = theirs(torch.from_numpy(twins.images()).permute(0, 3, 1, 2)).logits.numpy()
     assert error(model(twins.images()).logits, logits) < TOLERANCE
-    assert error(logits, stored[f"{name}/logits"]) > 1e-2, "other values than the stored ones"
+    assert error(logits, STORED[f"{name}/logits"]) > 1e-2, "other values than the stored ones"
 
 
-def test_names_of_transformers_4_are_read(stored, tmp_path):
-    folder = write_adapter(tmp_path / "a", stored, "lora")
+def test_names_of_transformers_4_are_read(tmp_path):
+    folder = write_adapter(tmp_path / "a", "lora")
     tensors, ours = load_file(folder / TENSORS), read_peft(folder).tensors
     old = {
         key.replace("q_proj", "attention.query").replace("v_proj", "attention.value"): x for key, x in tensors.items()
@@ -131,62 +130,84 @@ def test_names_of_transformers_4_are_read(stored, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, dict(read_peft(folder).tensors), dict(ours))
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"bias": "all"}, 'has bias="all", which our adapters cannot represent'),
-        ({"lora_bias": True}, "has lora_bias=true, which our adapters cannot represent"),
-        ({"rank_pattern": {"q_proj": 4}}, 'has rank_pattern={"q_proj": 4}, which our adapters cannot represent'),
-        ({"init_lora_weights": "pissa"}, 'has init_lora_weights="pissa", which our adapters cannot represent'),
-        ({"modules_to_save": ["norm"]}, 'has modules_to_save=["norm"], which our adapters cannot represent'),
-        ({"from_tomorrow": 3}, "has from_tomorrow=3, which our adapters cannot represent"),
-        ({"peft_type": "LOHA"}, "has peft_type=LOHA, and only LORA can be read, with use_rslora and use_dora"),
-        ({"use_dora": True}, "does not fit adapter_config.json: query/magnitude is missing or unexpected"),
-        ({"r": "x"}, "adapter_config.json is damaged: "),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_ours_cannot_represent_is_refused_by_name(changes, sentence, stored, tmp_path, refusal):
-    assert sentence in refusal(read_peft, write_adapter(tmp_path / "a", stored, "lora", **changes))
+def of_files(name: str, says: str, *, tensors=(), call=read_peft, **options) -> Refusal:
+    """The two files of a LoRA with other options and other tensors."""
+
+    def make(at):
+        folder = write_adapter(at / "a", "lora", **options)
+        write(folder / TENSORS, changed(load_file(folder / TENSORS), tensors))
+        return folder
+
+    return Refusal(name, make, call, says, writes=call is not read_peft)
 
 
-def test_tensors_that_do_not_fit_are_refused(stored, tmp_path, refusal):
-    folder = write_adapter(tmp_path / "a", stored, "lora")
-    tensors = load_file(folder / TENSORS)
-    first = next(key for key in tensors if "layer.0" in key)
-    for change, sentence in (
-        (
-            {"base_model.model.dinov2.encoder.layer.0.norm1.lora_A.weight": tensors[first]},
-            "belongs to no layer that our",
-        ),
-        ({first: tensors[first] * np.nan}, "has non-finite numbers; use an undamaged file"),
-        ({first: None}, "not in all 2 blocks alike, as our adapters do"),
-    ):
-        changed = {key: value for key, value in (tensors | change).items() if value is not None}
-        save_file(changed, folder / TENSORS)
-        assert sentence in refusal(read_peft, folder)
-    wide = np.ones_like(tensors["base_model.model.classifier.weight"])
-    save_file(tensors | {"base_model.model.classifier.weight": wide}, folder / TENSORS)
-    assert "reads the mean of the patches too; remove it" in refusal(model_of, folder, stored, "lora")
+def of_model(name: str, says: str, kind="none", **shape) -> Refusal:
+    """A LoRA beside prompts of a kind, on a backbone of another shape."""
+
+    def call(folder):
+        model, config = model_of(folder, "lora")
+        config.model.prompts.kind, model.backbone.shape = kind, replace(model.backbone.shape, **shape)
+        peft_files(model, config)
+
+    return of_files(name, says, call=call)
 
 
-def test_models_without_such_files_are_refused(stored, tmp_path, refusal):
-    model, config = model_of(write_adapter(tmp_path / "a", stored, "lora"), stored, "lora")
-    config.model.prompts.kind = "deep"
-    assert refusal(peft_files, model, config).startswith("PEFT's files hold one LoRA or DoRA and no prompts; choose")
-    config.model.prompts.kind = "none"
-    model.backbone.shape = ViTShape(**twins.SHAPE, pre_norm=True)
-    assert refusal(peft_files, model, config).startswith("PEFT's files are written for DINOv2 and for ViTs of transfor")
+def of_training(name: str, says: str, options: str) -> Refusal:
+    """A training that starts from the files, with these options of its config."""
+
+    def call(folder):
+        with pytest.MonkeyPatch.context() as patch:
+            tiny.use_vit(patch, patch=32, width=8)
+            keys = [("init_from", str(folder)), ("model.backbone.weights", "none")]
+            find_origin(load_config(f"lora:dataset=digits{options}", keys)).parts(synthetic_label_space(3, 1))
+
+    return of_files(name, says, call=call)
 
 
-def test_a_training_starts_from_a_folder_of_peft(stored, tmp_path, refusal):
-    folder = write_adapter(tmp_path / "a", stored, "lora")
-    assert is_peft(folder)
+LAYER, CLASSIFIER = "base_model.model.dinov2.encoder.layer.0.", "base_model.model.classifier.weight"
+FIRST, ONES = f"{LAYER}attention.q_proj.lora_A.weight", np.ones((3, 16), np.float32)
+REFUSALS = [
+    *(
+        of_files(name, f"has {name}={json.dumps(value)}, which our adapters cannot represent", **{name: value})
+        for name, value in {
+            "bias": "all",
+            "lora_bias": True,
+            "rank_pattern": {"q_proj": 4},
+            "init_lora_weights": "pissa",
+            "modules_to_save": ["norm"],
+            "from_tomorrow": 3,
+        }.items()
+    ),
+    of_files("LoHa", "has peft_type=LOHA, and only LORA can be read, with use_rslora and use_dora", peft_type="LOHA"),
+    of_files(
+        "no magnitudes", "does not fit adapter_config.json: query/magnitude is missing or unexpected", use_dora=True
+    ),
+    of_files("no rank", "adapter_config.json is damaged: ", r="x"),
+    of_files(
+        "another layer",
+        "belongs to no layer that our adapters change",
+        tensors={f"{LAYER}norm1.lora_A.weight": ONES},
+    ),
+    of_files("NaN", "has non-finite numbers; use an undamaged file", tensors={FIRST: ONES * np.nan}),
+    of_files("one block", "not in all 2 blocks alike, as our adapters do", tensors={FIRST: None}),
+    of_files(
+        "a classifier of patches",
+        "reads the mean of the patches too; remove it",
+        tensors={CLASSIFIER: np.tile(ONES, 2)},
+        call=lambda folder: model_of(folder, "lora"),
+    ),
+    of_model("prompts", "PEFT's files hold one LoRA or DoRA and no prompts; choose another --format", kind="deep"),
+    of_model("CLIP", "PEFT's files are written for DINOv2 and for ViTs of transformers", pre_norm=True),
+    of_training("other settings", "add --config.model.adapters.lora.rank=3 --config.model.adapters.lora.alpha=5.0", ""),
+    of_training("another backbone", "query/a has shape (2, 16, 3) instead of (2, 8, 3)", ",rank=3,alpha=5"),
+]
+
+
+@each(REFUSALS)
+def test_refusals(case, tmp_path):
+    case.check(tmp_path)
+
+
+def test_a_folder_of_peft_is_recognized(tmp_path):
+    assert is_peft(write_adapter(tmp_path / "a", "lora"))
     assert not is_peft(tmp_path)
-    keys = [("init_from", str(folder)), ("model.backbone.weights", "none")]
-    sentence = refusal(find_origin, load_config("lora:dataset=digits", keys))
-    assert sentence.endswith("add --config.model.adapters.lora.rank=3 --config.model.adapters.lora.alpha=5.0")
-    config = load_config("lora:dataset=digits,rank=3,alpha=5", keys)
-    assert "query/a has shape (2, 16, 3) instead of (5, 128, 3)" in refusal(
-        find_origin(config).parts, synthetic_label_space(3, 1)
-    )

@@ -1,18 +1,23 @@
 """Files of torch.save read without PyTorch: layouts, older names, and the location of the state dict."""
 
+import functools
 import pickle
 import zipfile
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.refusals import each
 from helpers.torch_pickles import (
     DAMAGED,
     FILES,
     FOUR,
-    LAYOUTS,
+    WRITE,
     named,
     number,
+    of_file,
+    of_pickle,
     row,
     storage,
     table,
@@ -23,11 +28,9 @@ from helpers.torch_pickles import (
 
 from mlmoe_jax.pretrained.load import read_tensors
 
-OTHER = "it is no file of torch.save, but perhaps a web page, a Git LFS pointer or a safetensors file"
-
 
 # -------------------------------------------------------------------------------------------------- files of torch.save
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", WRITE)
 @pytest.mark.parametrize("content", ["kinds", "training"])
 def test_files_of_torch_save_give_the_saved_tensors(content, layout):
     tensors = read_tensors(FILES / f"{content}_{layout}.pth")
@@ -39,7 +42,7 @@ def test_files_of_torch_save_give_the_saved_tensors(content, layout):
             np.testing.assert_array_equal(value.astype(expected[name].dtype), expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", WRITE)
 def test_tensors_on_one_storage_share_its_memory(layout):
     tensors = read_tensors(FILES / f"kinds_{layout}.pth")
     assert np.shares_memory(tensors["tied"], tensors["float32"])
@@ -130,42 +133,44 @@ def test_a_prefix_is_removed_only_if_all_names_have_it(read):
     assert list(read(table(**{"module.module.a": tensor(), "module.module.module.b": tensor()}))) == ["a", "module.b"]
 
 
-def test_the_content_of_files_without_a_state_dict_is_reported(reason):
-    places = "it has no tensors, neither directly nor under model, state_dict, model_state_dict, teacher; its keys are"
-    for content in (b"}", tensor(), b"]" + tensor() + b"a", number(3)):
-        assert reason(content) == f"{places} none"
-    assert reason(table(encoder=table(w=tensor()), epoch=number(3))) == f"{places} 'encoder', 'epoch'"
-
-
 # ------------------------------------------------------------------------------------------------- files of other kinds
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"", DAMAGED),
-        (b"\n<!DOCTYPE html><html>Sign in</html>", OTHER),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", OTHER),
-        (b"cposix\nsystem\n(S'touch x'\ntR.", OTHER),
-        (b'\x80\0\0\0\0\0\0\0{"w":{}}', OTHER),
-        (pickle.dumps({"w": [1, 2]}), OTHER),
-        (bytes(range(255)), OTHER),
-        (b"PK\3\4 and no more", DAMAGED),
-    ],
-)
-def test_other_kinds_of_file_are_recognized(why, tmp_path, content, expected):
-    path = tmp_path / "weights.pth"
-    path.write_bytes(content)
-    assert why(path) == expected
+def write_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, w=FOUR)
 
 
-def test_an_npz_under_another_name_is_detected(why, tmp_path):
-    np.savez(tmp_path / "w.npz", w=FOUR)
-    path = (tmp_path / "w.npz").rename(tmp_path / "w.pth")
-    assert why(path) == "it is a zip archive without the data.pkl of torch.save"
+OTHER = "it is no file of torch.save, but perhaps a web page, a Git LFS pointer or a safetensors file"
+NO_TENSORS = "it has no tensors, neither directly nor under model, state_dict, model_state_dict, teacher; its keys are "
+OTHER_KINDS = [
+    *of_pickle("an empty dict", b"}", f"{NO_TENSORS}none"),
+    *of_pickle("a tensor", tensor(), f"{NO_TENSORS}none"),
+    *of_pickle("a list", b"]" + tensor() + b"a", f"{NO_TENSORS}none"),
+    *of_pickle("a number", number(3), f"{NO_TENSORS}none"),
+    *of_pickle("a deep dict", table(encoder=table(w=tensor()), epoch=number(3)), f"{NO_TENSORS}'encoder', 'epoch'"),
+    *(
+        of_file(name, functools.partial(Path.write_bytes, data=content), reason)
+        for name, content, reason in (
+            ("nothing", b"", DAMAGED),
+            ("a web page", b"\n<!DOCTYPE html><html>Sign in</html>", OTHER),
+            ("a pointer of LFS", b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", OTHER),
+            ("a pickle of text", b"cposix\nsystem\n(S'touch x'\ntR.", OTHER),
+            ("safetensors", b'\x80\0\0\0\0\0\0\0{"w":{}}', OTHER),
+            ("another pickle", pickle.dumps({"w": [1, 2]}), OTHER),
+            ("bytes", bytes(range(255)), OTHER),
+            ("a cut archive", b"PK\3\4 and no more", DAMAGED),
+            ("a script", (FILES / "script.pt").read_bytes(), "its records are compressed or overlap, unlike"),
+            (
+                "a module",
+                (FILES / "module.pth").read_bytes(),
+                "it refers to torch.nn.modules.linear.Linear, which is neither a tensor nor a plain container and is "
+                "not loaded: save only the state_dict(), or use a file that has nothing else",
+            ),
+        )
+    ),
+    of_file("a npz file", write_npz, "it is a zip archive without the data.pkl of torch.save"),
+]
 
 
-def test_programs_and_modules_are_refused(why):
-    assert why(FILES / "script.pt") == "its records are compressed or overlap, unlike the records of torch.save"
-    assert why(FILES / "module.pth") == (
-        "it refers to torch.nn.modules.linear.Linear, which is neither a tensor nor a plain container and is not "
-        "loaded: save only the state_dict(), or use a file that has nothing else"
-    )
+@each(OTHER_KINDS)
+def test_other_kinds_of_file_are_recognized(case, tmp_path):
+    case.check(tmp_path)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers import hub_site
+from helpers.refusals import run_command
 from helpers.runs import CALIBRATION, write_published
 from helpers.scored_run import write_results
 from safetensors.numpy import load, load_file, save
@@ -239,6 +240,9 @@ def changed(content: bytes, tensors: dict | None = None, **about) -> bytes:
     return save({**load(content), **(tensors or {})}, {"mlmoe_jax": json.dumps(described)})
 
 
+TWO = np.zeros((1, 2), np.float32)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "expected"),
     [
@@ -246,6 +250,8 @@ def changed(content: bytes, tensors: dict | None = None, **about) -> bytes:
         ("adapter.safetensors", lambda b: save({"x": np.zeros(3, np.float32)}), "has no 'mlmoe_jax'"),
         ("adapter.safetensors", lambda b: changed(b, layout=LAYOUT + 1), "update mlmoe_jax"),
         ("adapter.safetensors", lambda b: changed(b, origin=[]), "is damaged"),
+        ("adapter.safetensors", lambda b: changed(b, {min(load(b)): TWO}), "1 tensors do not fit its config, such as "),
+        ("adapter.safetensors", lambda b: changed(b, {min(load(b)): TWO, "x": TWO}), "2 tensors do not fit its config"),
         ("backbone.json", lambda b: b.replace(b'"fingerprint": "', b'"fingerprint": "0'), "differ from the weights"),
         ("config.json", lambda b: b"\x80\x04", "is damaged"),
         ("label_space.npz", lambda b: b"PK", "is damaged"),
@@ -263,28 +269,31 @@ def test_a_damaged_model_is_one_sentence(made, pushed, refusal, name, change, ex
     assert expected in refusal(Predictor.from_run, "hf:user/name")
 
 
-def test_an_adapter_of_another_model_is_refused(made, pushed, refusal):
-    adapter = pushed["adapter.safetensors"]
-    first = min(load(adapter))
-    for tensors, count in (({first: np.zeros((1, 2), np.float32)}, 1), ({first: np.zeros(1), "x": np.zeros(1)}, 2)):
-        pushed["adapter.safetensors"] = changed(adapter, tensors)
-        text = refusal(Predictor.from_run, "hf:user/name")
-        assert f"{count} tensors do not fit its config, such as {first}" in text
+NAMED = ["--repo=user/name"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("flags", "fail", "says"),
     [
-        (["--repo=name"], "is not the name of a model on the hub"),
-        (["--repo=user/name", "--revision=../x"], "is not the name of a branch"),
-        ([], "required: --repo"),
-        (["--repo=user/name", "--config.seed=1"], "unrecognized arguments: --config.seed=1"),
+        (["--repo=name"], {}, "is not the name of a model on the hub"),
+        ([*NAMED, "--revision=../x"], {}, "is not the name of a branch"),
+        ([], {}, "required: --repo"),
+        ([*NAMED, "--config.seed=1"], {}, "unrecognized arguments: --config.seed=1"),
+        (["--repo=user/public", "--private"], {}, "user/public exists and is public"),
+        (NAMED, {"/api/repos/create": (401,)}, "the hub refuses hf:user/name with the status 401"),
+        (NAMED, {"/commit/": (403,)}, "the hub refuses hf:user/name with the status 403"),
+        (NAMED, {"/commit/": (500,)}, "cannot be uploaded, because the hub responds with 500"),
+        (NAMED, {"/commit/": (400,)}, "the hub refuses hf:user/name with the status 400"),
     ],
 )
-def test_wrong_arguments(made, hub, capsys, arguments, expected):
-    assert main(["--mode=push", f"--workdir={made[0]}", *arguments]) == 2
-    assert expected in capsys.readouterr().err
-    assert hub.requests == []
+def test_what_a_push_refuses(made, hub, refusal, monkeypatch, flags, fail, says):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub.fail, hub.repositories["user/public"] = fail, {"main": {}}
+    text = refusal(run_command, "--mode=push", f"--workdir={made[0]}", *flags)
+    assert says in text
+    assert hub_site.TOKEN not in text
+    assert fail or not hub.requests or "--private" in flags
+    assert not any(hub.repositories["user/public"].values())
 
 
 def test_without_results_or_token_nothing_is_uploaded(made, hub, refusal, monkeypatch, tmp_path):
@@ -297,29 +306,9 @@ def test_without_results_or_token_nothing_is_uploaded(made, hub, refusal, monkey
     assert hub.requests == []
 
 
-def test_a_public_model_is_not_taken_for_a_private_one(made, pushed, hub, refusal):
-    before = dict(pushed)
-    assert "exists and is public" in refusal(share.push, made[0], "user/name", private=True)
-    assert pushed == before
+def test_a_private_model_is_shared(made, hub):
     assert share.push(made[0], "user/secret", private=True).exit_code == 0
     assert hub.private == {"user/secret"}
-
-
-@pytest.mark.parametrize(
-    ("part", "status", "expected"),
-    [
-        ("/api/repos/create", 401, "the hub refuses hf:user/name with the status 401"),
-        ("/commit/", 403, "the hub refuses hf:user/name with the status 403"),
-        ("/commit/", 500, "cannot be uploaded, because the hub responds with 500"),
-        ("/commit/", 400, "the hub refuses hf:user/name with the status 400"),
-    ],
-)
-def test_refusals_of_the_hub(made, hub, refusal, part, status, expected, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-    hub.fail[part] = status
-    text = refusal(share.push, made[0], "user/name")
-    assert expected in text
-    assert hub_site.TOKEN not in text
 
 
 def test_modes_that_write_take_no_model_of_the_hub(capsys):
