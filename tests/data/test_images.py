@@ -1,21 +1,17 @@
 import contextlib
 import io
-import os
 import pickle
-import struct
 import subprocess
 import sys
-import time
-import zlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.tables import write_images
 from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import images
 from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image, read_size
-from mlmoe_jax.errors import UserError
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
 
@@ -83,14 +79,11 @@ def test_of_sixteen_bits_the_upper_eight_are_kept(file_format):
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 16])
-def test_of_the_bits_that_gray_images_use_the_upper_eight_are_kept(bits, refusal):
+def test_of_the_bits_that_gray_images_use_the_upper_eight_are_kept(bits):
     gray, decoding = np.array([[0, 7, 2**bits - 1]], np.uint16), Decoding(gray_bits=bits)
     image = read_image(encoded(gray), decoding=decoding)
     np.testing.assert_array_equal(image[..., 0], gray >> bits - 8)
     np.testing.assert_array_equal(read_image(encoded(random_image()), decoding=decoding), random_image())
-    if bits < 16:
-        sentence = refusal(read_image, encoded(np.array([[2**bits]], np.uint16)), decoding=decoding, error=BadImage)
-        assert sentence.endswith(f"its brightest value, {2**bits:,}, needs more than the {bits} bits of data.gray_bits")
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
@@ -102,27 +95,16 @@ def test_an_animation_becomes_its_first_frame(file_format):
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
-@pytest.mark.parametrize(
-    ("orientation", "stored_from_upright"),
-    [
-        (1, lambda a: a),
-        (2, lambda a: a[:, ::-1]),
-        (3, lambda a: a[::-1, ::-1]),
-        (4, lambda a: a[::-1]),
-        (5, lambda a: a.swapaxes(0, 1)),
-        (6, lambda a: np.rot90(a)),
-        (7, lambda a: a[::-1, ::-1].swapaxes(0, 1)),
-        (8, lambda a: np.rot90(a, -1)),
-    ],
-)
-def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_upright, tmp_path):
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_once(file_format, orientation, tmp_path):
     upright = np.zeros((16, 32, 3), np.uint8)
     upright[:8, :8] = 255  # a corner, so that each of the eight differs
     upright[:8, 8:16] = 128
+    stored = upright.swapaxes(0, 1) if orientation > 4 else upright
+    stored = stored[:: -1 if orientation in (3, 4, 6, 7) else 1, :: -1 if orientation in (2, 3, 7, 8) else 1]
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    stored = np.ascontiguousarray(stored_from_upright(upright))
-    data = encoded(stored, file_format, exif=exif)
+    data = encoded(np.ascontiguousarray(stored), file_format, exif=exif)
     np.testing.assert_allclose(read_image(data).astype(int), upright, atol=12)  # JPEG and WEBP are lossy
     (tmp_path / "image").write_bytes(data)
     assert read_size(tmp_path / "image") == (32, 16)
@@ -134,46 +116,13 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
 @pytest.mark.parametrize(
     "exif", [b"Exif\0\0nonsense", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\0\x09"]
 )
-def test_damaged_exif_does_not_make_an_image_unreadable(exif):
+def test_an_image_with_exif_that_is_none_is_read(exif):
     plain = encoded(random_image(16, 16), "JPEG")
     np.testing.assert_array_equal(read_image(encoded(random_image(16, 16), "JPEG", exif=exif)), read_image(plain))
 
 
-# ----------------------------------------------------------------------------------------------------------- errors
-def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path, refusal):
-    def text(name: str, data: bytes) -> str:
-        path = tmp_path / name
-        path.write_bytes(data)
-        sentence = refusal(read_image, path, error=BadImage)
-        assert sentence.startswith(f"cannot read {path} as an image: ")
-        return sentence.removeprefix(f"cannot read {path} as an image: ")
-
-    assert text("empty.jpg", b"") == "it is empty"
-    assert text("text.jpg", b"not an image at all").startswith("its content is none of JPEG, PNG, WEBP")
-    heic = "it is HEIC, the format of phones; install pillow-heif (the extra heif), or convert it to JPEG"
-    assert text("phone.jpg", b"\0\0\0\x24ftypheic\0\0\0\0mif1heic") == heic
-    assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
-    float_gray = encoded(np.ones((2, 2), np.float32), "TIFF")
-    assert text("float.tif", float_gray).startswith("its pixels are float32 without a known white; store it")
-    deep = encoded(np.full((2, 2), 70_000, np.int32), "TIFF")
-    assert text("deep.tif", deep).startswith("its pixels are int32 without a known white; store it")
-    assert refusal(read_image, tmp_path / "none.jpg", error=BadImage).endswith("as an image: No such file or directory")
-    assert refusal(read_image, tmp_path, error=BadImage).endswith("as an image: Is a directory")
-    assert refusal(read_image, b"123", error=BadImage).startswith(
-        "cannot read 3 bytes as an image: its content is none"
-    )
-    assert issubclass(BadImage, UserError)
-
-
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000"])
-def test_a_file_cut_short_is_refused(file_format, refusal):
-    data = encoded(random_image(64, 64), file_format)
-    sentence = refusal(read_image, data[: len(data) // 2], error=BadImage)
-    assert "as an image: it is damaged or cut short (" in sentence
-
-
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monkeypatch, refusal):
+def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monkeypatch):
     data = encoded(random_image(64, 48), "JPEG", progressive=progressive)
     cuts = [len(data) - 1, len(data) - 2, *range(len(data) - 3, 700, -97)]
     lenient, read = Decoding(truncated="read"), {}
@@ -187,51 +136,6 @@ def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monk
         for cut, image in read.items():
             np.testing.assert_array_equal(image, np.asarray(Image.open(io.BytesIO(data[:cut])).convert("RGB")))
     np.testing.assert_array_equal(read_image(data, decoding=lenient), read_image(data))
-    assert "cut short" in refusal(read_image, data[: cuts[3]], error=BadImage)
-    for unreadable in (data[:20], encoded(random_image(64, 64))[:900], b""):  # no pixels; a PNG; nothing
-        assert refusal(read_image, unreadable, decoding=lenient, error=BadImage)
-
-
-def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusal):
-    for side in (12_500, 20_000):  # above our limit; above the limit of Pillow itself
-        sentence = refusal(read_image, f"P6 {side} {side} 255\n".encode(), error=BadImage)
-        assert sentence.endswith("as an image: it has more than 125,000,000 pixels; store it smaller")
-    monkeypatch.setattr(images, "MAX_DECODED", 54 * 8)
-    assert read_image(encoded(random_image(6, 9))).shape == (6, 9, 3)
-    assert "more than 54 pixels" in refusal(read_image, encoded(random_image(6, 10)), error=BadImage)
-
-
-def repeat_scan(data: bytes, times: int) -> bytes:
-    """Return a JPEG whose last scan is there `times` more often."""
-    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * times + data[-2:]
-
-
-def tiff_of_jpeg(side: int, jpeg: bytes) -> bytes:
-    """Return a TIFF whose only tile is a JPEG of `side` pixels."""
-    at = 8 + len(jpeg) + len(jpeg) % 2
-    sizes = [(256, side), (257, side), (258, 8), (259, 7), (262, 1), (277, 1), (322, side), (323, side), (324, 8)]
-    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*sizes, (325, len(jpeg))])
-    return struct.pack("<2sHI", b"II", 42, at) + jpeg.ljust(at - 8, b"\0") + struct.pack("<H", 10) + tags + bytes(4)
-
-
-GRAY = encoded(Image.new("L", (2000, 2000)), "JPEG", quality=1, progressive=True)
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (repeat_scan(encoded(Image.new("L", (7000, 7000)), "JPEG", quality=1, progressive=True), 2000), "20 scans"),
-        (repeat_scan(GRAY, 600), "250 scans"),
-        (repeat_scan(encoded(random_image(8, 8), "JPEG", progressive=True), 600), "500 scans"),
-        (tiff_of_jpeg(2000, repeat_scan(GRAY, 80)), "it is damaged"),
-        (b"P3 8 8 255\n" + b"#\n" * 500_000 + b"0 " * 192, "100 comments"),
-    ],
-    ids=["pixels", "scans", "small", "TIFF", "comments"],
-)
-def test_a_small_file_that_would_decode_for_long_is_refused_at_once(data, reason, refusal):
-    started = time.thread_time()
-    assert reason in refusal(read_image, data, error=BadImage)
-    assert time.thread_time() - started < 3
 
 
 @pytest.mark.parametrize(
@@ -253,21 +157,18 @@ def test_a_large_jpeg_may_have_the_scans_that_encoders_write(monkeypatch):
 
 # --------------------------------------------------------------------------------------------------------- image files
 def test_image_files_are_random_access_and_picklable(tmp_path):
-    for row in range(3):
-        (tmp_path / f"{row}.png").write_bytes(encoded(random_image(4 + row, 5, seed=row)))
-    files = pickle.loads(pickle.dumps(ImageFiles(tmp_path, [f"{row}.png" for row in range(3)])))
+    names = [f"{row}.png" for row in range(3)]
+    write_images(tmp_path, names)
+    files = pickle.loads(pickle.dumps(ImageFiles(tmp_path, names)))
+    assert [files[row].shape[1] for row in (2, 0, 1)] == [3, 1, 2]
     assert len(files) == 3
-    for row in (2, 0, 1):
-        np.testing.assert_array_equal(files[row], random_image(4 + row, 5, seed=row))
 
 
 def test_image_files_that_are_missing(tmp_path):
-    (tmp_path / "b.jpg").write_bytes(b"")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "a.jpg").write_bytes(b"")
-    listed = ImageFiles(tmp_path, ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"])
-    assert listed.missing().tolist() == [0, 3, 4]
-    assert listed.take(np.array([3, 2, 4])).missing().tolist() == [0, 2]
+    write_images(tmp_path, ("b.jpg", "below/a.jpg"))
+    files = ImageFiles(tmp_path, ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"])
+    assert files.missing().tolist() == [0, 3, 4]
+    assert files.take(np.array([3, 2, 4])).missing().tolist() == [0, 2]
 
 
 def test_a_name_is_found_composed_and_decomposed(tmp_path):
@@ -302,30 +203,8 @@ def test_heic_is_read_if_pillow_heif_is_installed(tmp_path, monkeypatch):
     images._formats.cache_clear()
 
 
-# --------------------------------------------------------------------------------------------------- files without end
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "NUL", "surrogate", "long name"])
-def test_a_file_that_is_none_or_has_no_end_is_a_bad_image(kind, tmp_path, refusal):
-    path = str(tmp_path / "x.jpg")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "sparse":
-        open(path, "wb").close()
-        os.truncate(path, 40 << 30)
-    path = {"device": "/dev/zero", "NUL": "a\0b", "surrogate": "\ud800", "long name": "x" * 5000}.get(kind, path)
-    assert refusal(read_image, path, error=BadImage).startswith(f"cannot read {path} as an image: ")
-
-
-def empty_png(side: int) -> bytes:
-    """Return a PNG with transparency of which only the header is there."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\0IDAT"
-    )
-
-
+# -------------------------------------------------------------------------------------------------------------- memory
 def test_the_limit_of_pixels_depends_on_the_memory_that_the_format_needs(refusal):
-    # A whole file of this size has 559 kB, and once took 2.2 GB.
-    assert "more than 125,000,000 pixels" in refusal(read_image, empty_png(12_000), error=BadImage)
     for kind, per_pixel in (("WEBP", 20), ("PNG", 8)):
         data = encoded(random_image(6, 10), kind)
         with pytest.MonkeyPatch.context() as patch:

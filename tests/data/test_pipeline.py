@@ -1,3 +1,6 @@
+"""Batches of images: their content, order, augmentation and readers."""
+
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -13,12 +16,22 @@ import pytest
 from helpers.tables import data_settings
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data import pipeline
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
-from mlmoe_jax.data.pipeline import SkippedImages, _Examples, build_loader, steps_per_epoch
+from mlmoe_jax.data.pipeline import (
+    Readers,
+    SkippedImages,
+    _Examples,
+    build_loader,
+    plan_for_few_images,
+    plan_readers,
+    steps_per_epoch,
+)
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MIB
 from mlmoe_jax.runtime.preemption import stop_requests
 
 SIDE, CLASSES = 4, ("a", "b", "c")
@@ -70,19 +83,18 @@ def training_rows(count: int, split: Split, **options) -> list[list[int]]:
 def test_a_batch_has_the_documented_arrays():
     split = make_split(11)
     (batch,) = take(1, split, batch_size=8, augment=TRAIN)
-    assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
-        "image": (np.uint8, (8, SIDE, SIDE, 3)),
-        "label": (np.float32, (8, 3)),
-        "label_mask": (np.float32, (8, 3)),
-        "mask": (np.float32, (8,)),
-        "id": (np.int32, (8,)),
+    assert {name: f"{value.dtype}{value.shape}" for name, value in batch.items()} == {
+        "image": f"uint8(8, {SIDE}, {SIDE}, 3)",
+        "label": "float32(8, 3)",
+        "label_mask": "float32(8, 3)",
+        "mask": "float32(8,)",
+        "id": "int32(8,)",
     }
-    label, label_mask = targets(split.labels, "negative")
-    for place, row in enumerate(batch["id"]):
-        assert np.all(batch["image"][place] == row)
-        np.testing.assert_array_equal(batch["label"][place], label[row])
-        np.testing.assert_array_equal(batch["label_mask"][place], label_mask[row])
-    assert batch["mask"].tolist() == [1] * 8
+    rows = batch["id"]
+    assert (batch["image"] == rows[:, None, None, None]).all()
+    for name, expected in zip(("label", "label_mask"), targets(split.labels, "negative"), strict=True):
+        np.testing.assert_array_equal(batch[name], expected[rows])
+    assert batch["mask"].all()
 
 
 @pytest.mark.parametrize(
@@ -139,26 +151,23 @@ def test_steps_per_epoch():
 @pytest.mark.parametrize("images", [1, 11, 12, 13])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_evaluation_returns_every_image_exactly_once(processes, images):
-    split = make_split(images)
-    loaders = [
-        list(build_loader(settings(), split, batch_size=6, process=(index, processes))) for index in range(processes)
+    parts = [
+        list(build_loader(settings(), make_split(images), batch_size=6, process=(k, processes)))
+        for k in range(processes)
     ]
-    assert {len(batches) for batches in loaders} == {-(-images // 6)}, "all processes have the same number of batches"
-    together = [
-        np.concatenate([b[name] for batches in loaders for b in batches]) for name in ("id", "mask", "label_mask")
-    ]
-    row, mask, label_mask = together
-    assert sorted(row[mask == 1]) == list(range(images))
+    assert {len(batches) for batches in parts} == {-(-images // 6)}, "all processes have the same number of batches"
+    batches = [batch for part in parts for batch in part]
+    assert {len(batch["id"]) for batch in batches} == {6 // processes}
+    row, mask, label_mask, image = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("id", "mask", "label_mask", "image")
+    )
+    padding = -images % 6
+    assert sorted(row.tolist()) == [-1] * padding + list(range(images))
     if processes == 1:
-        assert row.tolist() == [*range(images), *[-1] * (-images % 6)], "in order"
-    padding = mask == 0
-    assert padding.sum() == -images % 6
-    assert set(row[padding]) <= {-1}
-    assert not label_mask[padding].any()
-    for batch in (batch for batches in loaders for batch in batches):
-        assert len(batch["id"]) == 6 // processes
-        for place in np.flatnonzero(batch["mask"]):
-            assert np.all(batch["image"][place] == batch["id"][place])
+        assert row.tolist() == [*range(images), *[-1] * padding], "in order"
+    np.testing.assert_array_equal(mask, row >= 0)
+    assert not label_mask[row < 0].any()
+    assert (image[row >= 0] == row[row >= 0, None, None, None]).all()
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -180,22 +189,11 @@ def noise(count: int) -> Split:
 
 def fifty_steps(*, hosts: int = 1, first_step: int = 0, **changes):
     """Return the global batches of 50 steps, concatenated from those of all hosts."""
-    loaders = [
-        build_loader(
-            settings(**changes),
-            noise(23),
-            batch_size=8,
-            augment=HOST,
-            seed=7,
-            first_step=first_step,
-            process=(host, hosts),
-        )
-        for host in range(hosts)
-    ]
-    shares = zip(*loaders, strict=True)
+    options = {"batch_size": 8, "augment": HOST, "seed": 7, "first_step": first_step}
+    loaders = [build_loader(settings(**changes), noise(23), process=(host, hosts), **options) for host in range(hosts)]
     return [
         {name: np.concatenate([part[name] for part in share]) for name in share[0]}
-        for share, _ in zip(shares, range(first_step, 50), strict=False)
+        for share in itertools.islice(zip(*loaders, strict=True), 50 - first_step)
     ]
 
 
@@ -219,30 +217,26 @@ def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alon
 
 def test_augmented_batches_resume_at_any_step(alone):
     for first in (1, 37):
-        assert_same(fifty_steps(first_step=first, hosts=2), alone[first:])
+        assert_same(fifty_steps(first_step=first, hosts=2, threads=3), alone[first:])
     assert_same(fifty_steps(first_step=37, workers=1), alone[37:])
 
 
 def test_augmentation_differs_by_image_step_and_seed(alone):
     plain = take(50, noise(23), batch_size=8, augment=TRAIN, seed=7)
-    np.testing.assert_array_equal([b["id"] for b in plain], [b["id"] for b in alone])
-    changed = [np.any(a["image"] != p["image"], axis=(1, 2, 3)) for a, p in zip(alone, plain, strict=True)]
-    assert np.mean(changed) > 0.9
-    seen = {}
-    for batch in alone:
-        for row, image in zip(batch["id"], batch["image"], strict=True):
-            seen.setdefault(int(row), set()).add(image.tobytes())
-    assert min(len(different) for different in seen.values()) > 5
+    ids, after = (np.stack([batch[name] for batch in alone]) for name in ("id", "image"))
+    same_ids, before = (np.stack([batch[name] for batch in plain]) for name in ("id", "image"))
+    np.testing.assert_array_equal(same_ids, ids)
+    assert (before != after).any(axis=(2, 3, 4)).mean() > 0.9
+    for row in range(23):
+        assert len({image.tobytes() for image in after[ids == row]}) > 5
     (one,), (other,) = (take(1, noise(1), batch_size=1, augment=HOST, seed=seed) for seed in (7, 8))
     assert (one["image"] != other["image"]).any()
 
 
 def test_a_worker_is_handed_a_small_argument():
     """A process that dies at its start blocks its parent if more than 64 kB wait for it in a pipe."""
-    examples, split = (
-        _Examples(make_split(100_000), settings(image_size=448), TRAIN, 0, True, (0, 1)),
-        make_split(100_000),
-    )
+    split = make_split(100_000)
+    examples = _Examples(split, settings(image_size=448), TRAIN, 0, True, (0, 1))
     with tempfile.TemporaryFile() as file:
         examples.store(file)
         text = pickle.dumps(examples)
@@ -317,9 +311,11 @@ def test_evaluation_is_not_augmented():
 
 
 def test_labels_are_left_out_on_request():
-    with_labels = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"))
-    without = take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"), labels=False)
-    for batch, full in zip(without, with_labels, strict=True):
+    both = [
+        take(2, make_split(11, broken=3), batch_size=8, data=settings(bad_images="skip"), labels=k)
+        for k in (False, True)
+    ]
+    for batch, full in zip(*both, strict=True):
         assert batch.keys() == {"image", "mask", "id"}
         assert_same([batch], [{name: full[name] for name in batch}])
 
@@ -349,6 +345,7 @@ def test_skipped_images_are_masked_and_listed(workers):
 
 
 def test_padding_is_not_a_skipped_image():
+    assert list(build_loader(settings(), make_split(0), batch_size=5)) == []
     skipped = SkippedImages(make_split(3))
     assert len(list(skipped.watch(build_loader(settings(), make_split(3), batch_size=5)))) == 1
     assert skipped.rows == set()
@@ -356,16 +353,41 @@ def test_padding_is_not_a_skipped_image():
     assert SkippedImages(make_split(3), [1]).table() == [["made", "image 1", reason]]
 
 
-def test_a_batch_size_that_processes_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="a global batch of 8 does not split over 3 processes"):
-        build_loader(settings(), make_split(9), batch_size=8, augment=TRAIN, process=(0, 3))
+# -------------------------------------------------------------------------------------------------------------- readers
+AUTO = -1
+SMALL = MIB  # bytes of a batch
 
 
-def test_a_split_with_inconsistent_sizes_is_refused():
-    with pytest.raises(
-        ValueError, match=r"split s: \[3, 2\] ids, images and groups, 3 classes and labels of shape \(3, 3\)"
-    ):
-        Split("s", CLASSES, np.zeros((3, 3), np.int8), ["x", "y", "z"], PlainImages(2))
-    with pytest.raises(ValueError, match="do not fit together"):
-        Split("s", CLASSES, np.zeros((2, 2), np.int8), ["x", "y"], PlainImages(2))
-    assert len(make_split(4)) == 4
+def choice(monkeypatch, usable: int, *, batch: int = SMALL, accelerator: bool = True, **changes) -> Readers:
+    monkeypatch.setattr(pipeline, "cores", lambda: usable)
+    monkeypatch.setattr(pipeline, "_has_accelerator", lambda: accelerator)
+    options = {"threads": AUTO, "workers": AUTO, "decodes": True} | changes
+    return plan_readers(batch_bytes=batch, **options)
+
+
+@pytest.mark.parametrize(
+    ("cores", "changes", "expected"),
+    [
+        (1, {}, Readers(1, 0)),
+        (2, {}, Readers(2, 0)),
+        (4, {}, Readers(4, 0)),
+        (16, {}, Readers(4, 4)),
+        (16, {"accelerator": False}, Readers(4, 0)),  # the step needs the other cores
+        (16, {"decodes": False}, Readers(4, 0)),  # images in memory
+        (208, {}, Readers(4, 16)),
+        (16, {"batch": 512 * MIB}, Readers(2, 0)),  # of which no more than four fit into MOST_AHEAD
+        (16, {"batch": 5000 * MIB}, Readers(1, 0)),
+        (16, {"threads": 2}, Readers(2, 8)),
+        (16, {"workers": 8}, Readers(2, 8)),
+        (16, {"workers": 0}, Readers(4, 0)),
+        (16, {"threads": 3, "workers": 5}, Readers(3, 5)),
+    ],
+)
+def test_threads_and_processes_follow_cores_batch_and_images(monkeypatch, cores, changes, expected):
+    assert choice(monkeypatch, cores, **changes) == expected
+
+
+def test_few_images_are_read_by_threads(monkeypatch):
+    monkeypatch.setattr(pipeline, "cores", lambda: 64)
+    assert plan_for_few_images(AUTO, AUTO) == {"threads": 8, "workers": 0}
+    assert plan_for_few_images(3, 2) == {"threads": 3, "workers": 2}

@@ -112,7 +112,7 @@ def each(cases: Iterable[Refusal]) -> pytest.MarkDecorator:
     """Return the mark of a test of each `case`."""
     cases = list(cases)
     names = [case.name for case in cases]
-    assert len(set(names)) == len(names), "two cases have the same name"
+    assert len(set(names)) == len(names), f"two cases are named {max(names, key=names.count)}"
     return pytest.mark.parametrize("case", cases, ids=names)
 
 

@@ -1,4 +1,4 @@
-"""Tables of labels with small images, and the settings of data sets."""
+"""Tables of labels with small images, the settings of data sets, and what a split has."""
 
 import json
 
@@ -7,6 +7,7 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.data.split import Split
 
@@ -36,13 +37,18 @@ def settings(root, **keys):
 
 
 def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
-    """Write a table and its images; image k is k + 1 pixels wide."""
+    """Write a table, whose text has {at} in place of the folder, and its images."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text, encoding="utf-8")
+    (folder / name).write_text(text.replace("{at}", str(folder)), encoding="utf-8")
+    write_images(folder, images)
+
+
+def write_images(folder, images):
+    """Write images; image k is k + 1 pixels wide."""
     for k, image in enumerate(images):
         path = folder / image
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (k + 1, 2)).save(path)
+        Image.new("RGB", (k + 1, 2)).save(path, "PNG")  # whatever its name is
 
 
 def lines(*rows: dict) -> str:
@@ -52,3 +58,21 @@ def lines(*rows: dict) -> str:
 
 def jsonl(root, **keys):
     return settings(root, **{"name": "jsonl", "table": "{split}.jsonl", **keys})
+
+
+MARK_OF_CODE = {POSITIVE: "", UNKNOWN: "?", DIFFICULT: "~"}
+
+
+def listed(split) -> list[str]:
+    """Return a line per image: its name and its labels that are not negative. ? marks unknown, ~ difficult ones."""
+    assert split.labels.dtype == np.int8
+    labels = [
+        ", ".join(MARK_OF_CODE[code] + name for name, code in zip(split.classes, row, strict=True) if code != NEGATIVE)
+        for row in split.labels.tolist()
+    ]
+    return [f"{name}: {names}".strip() for name, names in zip(split.ids, labels, strict=True)]
+
+
+def widths(split) -> list[int]:
+    """Return the widths of the images, by which `write_images` tells them apart."""
+    return [image.shape[1] for image in split.images]

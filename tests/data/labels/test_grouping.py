@@ -3,7 +3,6 @@ import pytest
 from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels import grouping
-from mlmoe_jax.errors import UserError
 
 # Several tests are about labels that never occur together.
 pytestmark = pytest.mark.filterwarnings("ignore:Graph is not fully connected")
@@ -117,10 +116,3 @@ def test_labels_without_positives_get_a_group(side, num_groups, silent):
     groups = grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side=side, seed=0)
     assert groups.tolist() == canonical(groups)
     assert groups.max() < num_groups
-
-
-def test_invalid_arguments_are_refused():
-    counts, positives, _ = blocks(2, 3)
-    for num_groups in (-1, 0, 6):
-        with pytest.raises(UserError, match=f"into {num_groups} groups; set model.prompts.num_groups to 1 … 5"):
-            grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side="co", seed=0)

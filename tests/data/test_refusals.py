@@ -1,0 +1,348 @@
+"""Images, trees of labels, files about labels, features and splits that are refused."""
+
+import contextlib
+import errno
+import io
+import os
+import struct
+import time
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.refusals import Refusal, damaged, each
+from helpers.tables import data_settings, write
+from PIL import Image
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.features import FeatureTable
+from mlmoe_jax.data.images import ArrayImages, BadImage, Decoding, read_image
+from mlmoe_jax.data.label_tree import LabelTree, read_tree
+from mlmoe_jax.data.labels.graph import read_glove
+from mlmoe_jax.data.labels.grouping import group_labels
+from mlmoe_jax.data.labels.hidden import hide_positives
+from mlmoe_jax.data.labels.space import compute_label_space
+from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.data.split import Split
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+def encoded(array: np.ndarray, file_format="PNG", **options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def in_file(data: bytes, says: str, name="x.jpg") -> Refusal:
+    make, call = lambda at: write_bytes(at / name, data), lambda at: read_image(at / name)
+    return Refusal(f"{name} {says}", make, call, f"cannot read {{at}}/{name} as an image: {says}", error=BadImage)
+
+
+def write_bytes(path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def in_bytes(case: str, data: bytes, *says: str, **decoding) -> Refusal:
+    """Bytes that are refused at once, even if reading them would take minutes."""
+
+    def read(_) -> None:
+        started = time.thread_time()
+        try:
+            read_image(data, decoding=Decoding(**decoding))
+        finally:
+            assert time.thread_time() - started < 3
+
+    return Refusal(case, None, read, *says, error=BadImage)
+
+
+def no_file(case: str, path: str, make=None) -> Refusal:
+    """A path with nothing to read, or with something that has no end."""
+    says = f"cannot read {path} as an image: "
+    return Refusal(case, make, lambda at: read_image(path.format(at=at)), says, error=BadImage)
+
+
+def write_sparse(at) -> None:
+    (at / "x.jpg").touch()
+    os.truncate(at / "x.jpg", 40 << 30)
+
+
+def repeat_scan(data: bytes, times: int) -> bytes:
+    """Return a JPEG whose last scan is there `times` more often."""
+    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * times + data[-2:]
+
+
+def progressive(side: int) -> bytes:
+    return encoded(np.zeros((side, side), np.uint8), "JPEG", quality=1, progressive=True)
+
+
+def tiff_of_jpeg(side: int, jpeg: bytes) -> bytes:
+    """Return a TIFF whose only tile is a JPEG of `side` pixels."""
+    at = 8 + len(jpeg) + len(jpeg) % 2
+    sizes = [(256, side), (257, side), (258, 8), (259, 7), (262, 1), (277, 1), (322, side), (323, side), (324, 8)]
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*sizes, (325, len(jpeg))])
+    return struct.pack("<2sHI", b"II", 42, at) + jpeg.ljust(at - 8, b"\0") + struct.pack("<H", 10) + tags + bytes(4)
+
+
+def empty_png(side: int) -> bytes:
+    """Return a PNG with transparency of which only the header is there. The whole file would have 559 kB."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13)
+    return start + header + struct.pack(">I", zlib.crc32(header)) + b"\0\0\0\0IDAT"
+
+
+RANDOM = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+CUT_SHORT, TOO_MANY = (
+    "as an image: it is damaged or cut short (",
+    "it has more than 125,000,000 pixels; store it smaller",
+)
+IMAGES = [
+    in_file(b"", "it is empty"),
+    in_file(b"not an image at all", "its content is none of JPEG, PNG, WEBP"),
+    in_file(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "its content is none of", name="vector.jpg"),
+    in_file(
+        b"\0\0\0\x24ftypheic\0\0\0\0mif1heic",
+        "it is HEIC, the format of phones; install pillow-heif (the extra heif), or convert it to JPEG",
+    ),
+    *(
+        in_file(encoded(array, "TIFF"), f"its pixels are {array.dtype} without a known white; store it")
+        for array in (np.ones((2, 2), np.float32), np.full((2, 2), 70_000, np.int32))
+    ),
+    in_bytes("bytes", b"123", "cannot read 3 bytes as an image: its content is none"),
+    no_file("no file", "{at}/none.jpg"),
+    no_file("folder", "{at}"),
+    no_file("pipe", "{at}/x.jpg", lambda at: os.mkfifo(at / "x.jpg")),
+    no_file("sparse", "{at}/x.jpg", write_sparse),
+    no_file("device", "/dev/zero"),
+    no_file("NUL", "a\0b"),
+    no_file("surrogate", "\ud800"),
+    no_file("long name", "x" * 5000),
+    *(
+        in_bytes(f"half {kind}", data[: len(data) // 2], CUT_SHORT)
+        for kind in ("JPEG", "PNG", "GIF", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
+        for data in [encoded(RANDOM, kind)]
+    ),
+    in_bytes("no pixels, read leniently", encoded(RANDOM, "JPEG")[:20], "as an image: ", truncated="read"),
+    in_bytes("half PNG, read leniently", encoded(RANDOM)[:900], CUT_SHORT, truncated="read"),
+    in_bytes("nothing, read leniently", b"", "it is empty", truncated="read"),
+    *(
+        in_bytes(
+            f"{bits} bits",
+            encoded(np.array([[2**bits]], np.uint16)),
+            f"its brightest value, {2**bits:,}, needs more than the {bits} bits of data.gray_bits",
+            gray_bits=bits,
+        )
+        for bits in (8, 10, 12)
+    ),
+    # above our limit, above the limit of Pillow itself, and with the memory that transparency needs
+    *(in_bytes(f"PPM of {side}", f"P6 {side} {side} 255\n".encode(), TOO_MANY) for side in (12_500, 20_000)),
+    in_bytes("large transparent PNG", empty_png(12_000), TOO_MANY),
+    in_bytes("many scans of many pixels", repeat_scan(progressive(7000), 2000), "more than 20 scans"),
+    in_bytes("many scans", repeat_scan(progressive(2000), 600), "more than 250 scans"),
+    in_bytes("many scans of few pixels", repeat_scan(progressive(8), 600), "more than 500 scans"),
+    in_bytes("many scans in a TIFF", tiff_of_jpeg(2000, repeat_scan(progressive(2000), 80)), "it is damaged"),
+    in_bytes("comments", b"P3 8 8 255\n" + b"#\n" * 500_000 + b"0 " * 192, "more than 100 comments"),
+]
+
+# -------------------------------------------------------------------------------------------------------------- trees
+NAMES = ("animal", "cat", "day", "dog", "night", "no", "poodle")
+
+
+def of_tree(text: str, says: str) -> Refusal:
+    make, call = lambda at: write(at, "tree.yaml", text, ()), lambda at: read_tree(at / "tree.yaml", NAMES)
+    return Refusal(f"tree {text}"[:80], make, call, "{at}/tree.yaml", says)
+
+
+# A mapping that would have 10^40 characters as text.
+REPEATED = "".join(f"- &{k + 1} {{{', '.join(f'{j}: *{k}' for j in range(10))}}}\n" for k in range(40))
+TREES = [
+    of_tree(*row)
+    for row in (
+        ("implies: {dgo: animal}", "names 'dgo', which is not one of the 7 labels; correct it, or add it"),
+        ("implies:\n  dog: plant", "names 'plant', which is not one of the 7 labels; correct it, or add it"),
+        (
+            "implies: {dog: animal, animal: cat, cat: dog}",
+            "dog implies animal implies cat implies dog, which is a cycle",
+        ),
+        ("implies: {dog: dog}", "dog implies dog, which is a cycle"),
+        ("implies: {dog: animal}\nexclusive: [[animal, dog]]", "animal and dog are exclusive, but dog implies animal"),
+        ("implies: {dog: [day, night]}\nexclusive: [[day, night]]", "but dog implies day and night"),
+        ("exclusive: [[day, day]]", "day, day are not two or more different labels"),
+        ("exclusive: [day, night]", "the exclusive labels day are not two or more different labels"),
+        ("exclusive: [[day, [night]]]", "is damaged"),
+        ("implies:\n  dog: animal\n  cat: animal\n  dog: no", "line 4 gives 'dog' again; give it once, with a list"),
+        ("exclusive: [[day, night]]\nexclusive: [[cat, dog]]", "line 2 gives 'exclusive' again"),
+        ("implies: {poodle: {dog: animal}}", "is damaged: a value is no label or list of labels; write such as"),
+        ("exclusive: [{day: cat, night: dog}]", "is no label or list of labels"),
+        (f"exclusive:\n- &0 {{x: y}}\n{REPEATED}", "is no label or list of labels"),
+        ("implies: {dog: }", "names '', which is not one of the 7 labels"),
+        ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
+        ("implies: [dog, animal]", "tree.yaml has another form; write such as"),
+        ("exclusive: " + "[" * 100_000, "is damaged"),
+        ("exclusive:\n- &a [" + "dog, " * 1000 + "]\n" + "- *a\n" * 1000, "names more than 1,000,000 labels"),
+        ("- dog", "has dog, which is neither implies nor exclusive; write such as"),
+        ("", "tree.yaml has no labels"),
+        ("exclusive: []", "tree.yaml has no labels"),
+        ("implies: {dog: animal", "is damaged"),
+        ("\0", "is damaged"),
+        ("implies: " + "[" * 1100, "is damaged"),
+        ("#" * 2**22 + "\n", "tree.yaml: it has more than 4,194,304 bytes"),
+    )
+]
+STORED = {"implies": np.array([[6, 3], [3, 0]], np.int32)}  # a poodle is a dog, which is an animal
+
+
+def of_stored(says: str, **arrays) -> Refusal:
+    """A tree in arrays, as a run keeps it."""
+    return Refusal(says, None, lambda _: LabelTree.from_arrays(STORED | arrays, NAMES), says, error=ValueError)
+
+
+TREES += [
+    of_stored("other labels than its 7 names", implies=STORED["implies"] + 5),
+    of_stored("but poodle implies dog", exclusive=np.array([[0, 0], [3, 6]])),
+]
+
+# ------------------------------------------------------------------------------------------------------------- labels
+PIXELS = np.zeros((3, 4, 4, 3), np.uint8)
+SPLIT = Split("train", tuple("abcd"), np.ones((3, 4), np.int8), ["0", "1", "2"], ArrayImages(PIXELS))
+
+
+def of_groups(text: str, *says: str, groups="{at}/groups.json", data="digits", count=2) -> Refusal:
+    """A file of groups of labels, or published ones."""
+
+    def call(at):
+        prompts = SimpleNamespace(groups=groups.format(at=at), num_groups=count)
+        model = SimpleNamespace(prompts=prompts, head=SimpleNamespace(kind="linear"))
+        compute_label_space(SPLIT, data, model, seed=0, grouped=True)
+
+    return Refusal(f"{text} {says[0]}", lambda at: write(at, "groups.json", text, ()), call, *says)
+
+
+def of_count(count: int) -> Refusal:
+    """Five labels in this many groups."""
+    group = lambda _: group_labels(np.ones((5, 5)), np.ones(5), num_groups=count, tau=2, side="co", seed=0)  # noqa: E731
+    return Refusal(f"{count}", None, group, f"into {count} groups; set model.prompts.num_groups to 1 … 5")
+
+
+def of_known(text: str, says: str, rule="{at}/list.txt") -> Refusal:
+    """A list of the known positive labels of the images."""
+
+    def call(at):
+        hide_positives(SPLIT, data_settings("csv", known_positives=rule.format(at=at)))
+
+    return Refusal(f"known {text} {rule}", lambda at: write(at, "list.txt", text, ()), call, says)
+
+
+def of_vectors(text: str, says: str) -> Refusal:
+    """A file of word vectors."""
+    make, call = lambda at: write(at, "words.txt", text, ()), lambda at: read_glove(at / "words.txt", ["zebra", "gnu"])
+    return Refusal(f"words {text}", make, call, f"{{at}}/words.txt {says}")
+
+
+LABELS = [
+    of_groups("", "no 2 label groups of digits are published; set model.prompts.groups=computed", groups="published"),
+    of_groups("", "no 99 label groups of voc2007 are published", groups="published", data="voc2007", count=99),
+    of_groups(
+        "", "model.prompts.groups is 'none', which is neither computed, nor published, nor a file", groups="none"
+    ),
+    *(
+        of_groups(text, "{at}/groups.json is damaged: ")
+        for text in ("{", "[0, 1]", '{"co": [0, 1, 1, 0]}', '{"co": 1, "dc": 2}', '{"co": ["x"], "dc": []}')
+    ),
+    of_groups(
+        '{"co": [0, 1, 1], "dc": [0, 1, 1, 0]}',
+        "the co groups from {at}/groups.json are 3 numbers from 0 to 1, but the data has 4 labels and model.prompts.",
+    ),
+    of_groups(
+        '{"co": [0, 1, 1, 0], "dc": [0, 1, 2, 0]}', "the dc groups from {at}/groups.json are 4 numbers from 0 to 2"
+    ),
+    of_groups('{"co": [0, -1, 1, 0], "dc": [0, 1, 1, 0]}', "4 numbers from -1 to 1"),
+    of_groups('{"co": [], "dc": [0, 1, 1, 0]}', "0 numbers from 0 to 0"),
+    *map(of_count, (-1, 0, 6)),
+    of_known("1,0\n0,1\n", "no line for 1 of the 3 images of split train, the first is 2"),
+    of_known("0,4\n1,0\n2,0\n", "list.txt"),
+    of_known("0,x\n1,0\n2,0\n", "list.txt"),
+    of_known("", "absent.txt", rule="{at}/absent.txt"),
+    *(of_vectors(text, "has no word of the labels zebra, gnu; ") for text in ("", "zebra\n", "PK\x03\x04 \0\0\n")),
+    of_vectors("zebra 1 2\n", "has no word of the labels gnu; "),
+    of_vectors("zebra 1 two 3\n", "is damaged: "),
+    of_vectors("the 1 2\nzebra 1 nan\n", "is damaged: it has a number that is not finite"),
+]
+
+
+# ------------------------------------------------------------------------------------------------- features and splits
+def make_features(at, stored="float32") -> FeatureTable:
+    table = FeatureTable(at / "table", 3, {"cls": ((3,), "float32")}, stored)
+    table.write(0, {"cls": np.ones((3, 3), np.float32)}, np.ones(3, bool))
+    return table
+
+
+@contextlib.contextmanager
+def without_descriptors(at):
+    def full(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        table = make_features(at)
+        patch.setattr(np, "load", full)
+        yield table
+
+
+def of_split(case: str, says: str, **changes) -> Refusal:
+    """A split of which one field has another size."""
+    fields = {
+        "classes": tuple("abc"),
+        "labels": np.zeros((3, 3), np.int8),
+        "ids": [*"xyz"],
+        "images": ArrayImages(PIXELS),
+    }
+    return Refusal(case, None, lambda _: Split("s", **fields | changes), says, error=ValueError)
+
+
+def load(processes: int) -> dict:
+    augment = default_config().augment
+    return next(build_loader(data_settings("made"), SPLIT, batch_size=8, augment=augment, process=(0, processes)))
+
+
+OTHERS = [
+    damaged(
+        "cut features",
+        make_features,
+        "table/00000.cls.npy",
+        lambda content: content[:-20],
+        lambda table: table[0],
+        "{at}/table/00000.cls.npy of the cache, which may be deleted, is damaged: ",
+    ),
+    Refusal(
+        "no descriptor for features",
+        without_descriptors,
+        lambda table: table[0],
+        "cannot read {at}/table/00000.read.npy",
+        ": Too many open files",
+    ),
+    Refusal(
+        "features beyond float16",
+        lambda at: make_features(at, "float16"),
+        lambda table: table.write(0, {"cls": np.full((3, 3), 1e5, np.float32)}, np.ones(3, bool)),
+        "not finite in float16",
+    ),
+    of_split(
+        "images",
+        "split s: [3, 2] ids, images and groups, 3 classes and labels of shape (3, 3) do not fit together",
+        images=ArrayImages(PIXELS[:2]),
+    ),
+    of_split("labels", "do not fit together", labels=np.zeros((3, 2), np.int8)),
+    of_split("groups", "do not fit together", groups=["p"]),
+    Refusal(
+        "a batch of three processes",
+        None,
+        lambda _: load(3),
+        "a global batch of 8 does not split over 3 processes",
+        error=ValueError,
+    ),
+]
+
+
+@each([*IMAGES, *TREES, *LABELS, *OTHERS])
+def test_refusals(case, tmp_path):
+    case.check(tmp_path)

@@ -1,0 +1,119 @@
+"""Images in folders of classes, annotations in COCO's format and exports of labeling tools that are refused."""
+
+import json
+
+from helpers.labeling import CVAT_XML, LABELS_XML, annotation, choices, task
+from helpers.refusals import Refusal, each
+from helpers.tables import data_settings, write, write_images
+
+from mlmoe_jax.data.sources.open import open_split
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+def folders(images: str, *says: str, split="train", model_classes=None, **keys) -> Refusal:
+    """Images at these paths; no other split is asked for."""
+    keys = {"val_split": "", "test_splits": (), **keys}
+    return Refusal(
+        f"{images} {split}",
+        lambda at: write_images(at, images.split()),
+        lambda at: open_split(data_settings(**{"name": "folders", "root": at} | keys), split, classes=model_classes),
+        *says,
+    )
+
+
+MISSING = (
+    "there is no folder {{at}}/{} (folders there: {}); sort the images into {{at}}/SPLIT/CLASS, or into {{at}}/CLASS "
+)
+MISSING += "with data.val_fraction above 0 and data.test_splits cleared"
+
+FOLDERS = [
+    folders("cat/train/0.png cat/Test/1.png dog/2.png", "cat/Test has the name of a split, in the folder"),
+    folders("photos/Train/cat/0.png photos/valid/cat/1.png", "or set data.root to"),
+    folders("photos/cat/0.png photos/dog/1.png", "all images are in folders in "),
+    folders("Train/photos/cat/0.png Train/photos/dog/1.png", "if the classes are in there, move them to "),
+    folders("Train/0.png Train/1.png", "Train lists no images in folders of classes; "),
+    folders("valid/cat/0.png cat/1.png", "/train (folders there: cat, valid); sort the images into"),
+    folders("cat/0.png dev/1.png", "; rename dev, which has the name of a split, if it is a class"),
+    folders(".x/0.png", "1 of 1 file is not used: 1 hidden or in folders of the system"),
+    folders("train/a.jpg", "{at}/train lists no images in folders of classes"),
+    folders("a/0.png b/0.png", MISSING.format("train", "a, b"), val_split="val"),
+    folders("a/0.png b/0.png", MISSING.format("test", "a, b"), split="test", val_fraction=0.5),
+    folders(
+        "a/0.png test/a/0.png", MISSING.format("train", "a, test"), val_fraction=0.5
+    ),  # it would be read as a class
+    folders("train/cat/c.png", "{at}/train has the label 'cat' of train/cat/c.png, which ", model_classes=["dog"]),
+    folders("", "data.root is '', which is not a folder; set it to the folder of your images, with the", root=""),
+]
+
+
+# ----------------------------------------------------------------------------------------------------- labeling tools
+def tool(name: str, content: object, *says: str, split="train", **keys) -> Refusal:
+    """The file of a labeling tool, beside images a.jpg, a.png and e.png; `classes` is the text of that file."""
+
+    def make(at) -> None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        write(at, "export", text, ("a.jpg", "a.png", "e.png"))
+        write(at, "classes.xml", keys.get("classes", ""), ())
+
+    def call(at):
+        files = {"table": "export", "classes": "classes.xml" if keys.get("classes") else ""}
+        return open_split(data_settings(name, at, **{**keys, **files}), split)
+
+    return Refusal(f"{name} {says[0]} {content}"[:100], make, call, *says)
+
+
+def studio(content: object, *says: str, **keys) -> Refusal:
+    return tool("label_studio", content, *says, **keys)
+
+
+SEA = [task("a.png", annotation(choices("sea")))]
+TOOLS = [
+    studio([task("a.png", annotation(choices("x", control="tags")))], "named tags, not labels; set data.label_column"),
+    studio([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
+    studio([task("a.png")], "has no labeled image (1 image without labels)"),
+    studio([task("a.png", annotation(choices(5)))], "has the label 5 of a.png, which is no name"),
+    studio(
+        [task("a.png", annotation(), Split="val"), task("a.png", annotation(), split="train")],
+        "gives a.png the splits val and train",
+    ),
+    studio({"tasks": []}, "is damaged"),
+    studio([], "lists no images"),
+    studio([{"data": {"photo": "a.png", "id": 1}}], "has id, photo, not image; set data.image_column"),
+    studio("[[[", "is damaged"),
+    studio(
+        SEA,
+        "the choices of {at}/classes.xml are named labels, quality, not tags; set data.label_column to a name",
+        classes=LABELS_XML,
+        label_column="tags",
+    ),
+    studio(
+        SEA,
+        "it lists no choices of labels",
+        classes='<View><Image name="i" value="$image"/><Choices name="labels" toName="i"/></View>',
+    ),
+    studio(SEA, "has no splits, so all its images are in split train", split="val"),
+    studio(SEA, "has the label 'sea' of a.png, which is not one of the 2 classes", classes=LABELS_XML),
+    tool("fiftyone", {"classes": None, "labels": {"a": ["sea"]}}, "names a, which is a.jpg and a.png"),
+    tool("fiftyone", {"classes": ["sea", "sea"], "labels": {}}, "names the class 'sea' twice"),
+    *(
+        tool("fiftyone", {"classes": ["sea"], "labels": {"e": [k]}}, f"has the label {k} of e.png, which is no name")
+        for k in (-1, 1, None)
+    ),
+    tool(
+        "cvat",
+        '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><annotations>&b;</annotations>',
+        "it has a document type, which is not read",
+    ),
+    tool("cvat", "<a><b></a>", "is damaged: mismatched tag: line 1"),
+    tool(
+        "cvat",
+        CVAT_XML.replace('"b c.png"', '"a.png"'),
+        "{at}/export lists a.png with two values of its label 'sand & sun': ",
+    ),
+    tool("coco_json", {}, "{at}/export is damaged: it has no "),
+]
+
+
+@each([*FOLDERS, *TOOLS])
+def test_refusals(case, tmp_path):
+    case.check(tmp_path)

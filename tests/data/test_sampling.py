@@ -1,0 +1,201 @@
+"""Images that are held out, folds, and groups such as the images of a patient, which are never in two parts."""
+
+import hashlib
+import itertools
+import time
+import unicodedata
+
+import numpy as np
+import pytest
+from helpers.tables import lines, settings, write
+from sklearn.model_selection import GroupKFold
+
+from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.sampling import assign_folds, draw_held_out
+from mlmoe_jax.data.sources.open import open_split
+
+# ------------------------------------------------------------------------------------------------------ held-out images
+NAMES = [f"{row}.png" for row in range(60)]
+
+
+def drawn(folder, names, *, labels="a", **keys) -> tuple[set[str], set[str]]:
+    """Return the ids of the training images and of the held-out images. Every third image has a group."""
+    rows = [f"{name},{labels},{f'p{int(name[:-4]) // 6}' if int(name[:-4]) % 3 == 0 else ''}" for name in names]
+    (folder / "all.csv").write_text("\n".join(["image,labels,patient", *rows]))
+    data = settings(folder, table="all.csv", bad_images="skip", **{"val_fraction": 0.3} | keys)
+    train, val = (set(open_split(data, name, keep_missing=True).ids) for name in ("train", "val"))
+    assert train | val == set(names)
+    assert not train & val
+    return train, val
+
+
+def specified(names: list[str], seed: int, fraction: float) -> list[bool]:
+    """Draw as docs/evaluation.md describes it."""
+    digests = [hashlib.sha256(str(seed).encode() + b"\0" + name.encode()).hexdigest() for name in names]
+    numbers = [int(digest[:16], 16) / 2**64 for digest in digests]
+    return [number < fraction or number == min(numbers) for number in numbers]
+
+
+@pytest.mark.parametrize("seed", [0, 17])
+def test_the_draw_is_as_specified(seed):
+    names = [f"träger/{number}.jpg" for number in range(3000)]
+    held_out = draw_held_out(names, 0.1, seed)
+    assert held_out.tolist() == specified(names, seed, 0.1)
+    assert abs(held_out.sum() - 300) < 50
+    decomposed = [unicodedata.normalize("NFD", name) for name in names]  # as on a Mac
+    assert (draw_held_out(decomposed, 0.1, seed) == held_out).all()
+    assert held_out[draw_held_out(names, 0.05, seed)].all(), "a larger fraction only adds images"
+
+
+def test_a_small_table_has_a_held_out_image_and_holds_out_no_trained_one_as_it_grows():
+    names = [f"{number}.jpg" for number in range(1, 61)]
+    held_out = [draw_held_out(names[:count], 0.1, 0) for count in range(1, 61)]
+    assert [drawn.sum() for drawn in held_out[:53]] == [1] * 53, "no hash is below 0.1 up to 53.jpg"
+    for before, after in itertools.pairwise(held_out):
+        assert not (after[: len(before)] & ~before).any()
+
+
+@pytest.mark.parametrize("groups", ["", "patient"])
+def test_no_image_changes_its_part_if_the_table_changes(tmp_path, groups):
+    train, val = drawn(tmp_path, NAMES[:40], group_column=groups)
+    for names in (NAMES[:40][::-1], [*NAMES[40:], *NAMES[:40]], NAMES[10:40], [name for name in NAMES if name in val]):
+        names = [*names, min(train)] if set(names) <= val else names  # both parts need an image
+        for labels in ("a", "a;b"):
+            now = drawn(tmp_path, names, labels=labels, group_column=groups)
+            assert not now[0] & val
+            assert not now[1] & train
+    assert drawn(tmp_path, NAMES[:40], split_seed=1, group_column=groups) != (train, val)
+
+
+@pytest.mark.parametrize(
+    ("positives", "says"),
+    [
+        ((10, 10, 0), ""),
+        ((9, 9, 40), "a median of 9 positives per label"),
+        ((1, 0, 1), "a median of 1 positives per label"),
+        ((), ""),
+    ],
+)
+def test_few_positives_of_the_held_out_images_are_said(positives, says):
+    labels = np.arange(40)[:, None] < np.array(positives, int)
+    assert few_positives(np.where(labels, 1, -1).astype(np.int8)) == says
+
+
+def test_the_account_of_a_table_counts_the_held_out_images(tmp_path):
+    rows = [f"{name},a,train" for name in NAMES]
+    (tmp_path / "all.csv").write_text("\n".join(["image,labels,split", *rows, "x.png,a,other"]))
+    data = settings(tmp_path, table="all.csv", bad_images="skip", val_fraction=0.3)
+    train, val = (open_split(data, name, keep_missing=True) for name in ("train", "val"))
+    for split in (train, val):
+        (usage,) = split.usage
+        assert (usage.used, usage.unused) == ({"train": len(train), "val": len(val)}, 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+def medical(images: int, patients: int, labels: int, rarest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes of labels that a patient tends to keep, with frequencies down to `rarest`, and the patients."""
+    draw = np.random.default_rng(0)
+    often = draw.gamma(0.5, size=patients)
+    patient = np.concatenate([np.arange(patients), draw.choice(patients, images - patients, p=often / often.sum())])
+    odds = np.geomspace(1 / 6, rarest, labels) * draw.gamma(0.3, 3, (patients, labels))
+    return (draw.random((images, labels)) < odds[patient]).astype(np.int8), patient
+
+
+# ------------------------------------------------------------------------------------------------------ folds and parts
+@pytest.mark.parametrize("tables", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_no_group_of_random_tables_is_in_two_parts(tmp_path, tables):
+    draw = np.random.default_rng(tables)
+    for seed in range(tables):
+        images = int(draw.integers(4, 80))
+        group = draw.integers(0, draw.integers(2, 30), images)
+        group[:2], names = (0, 1), draw.choice(["", "a", "b", "a;b", "c"], images)
+        rows = [f"{row}.png,{names[row]},{f'p{group[row]}' if draw.random() < 0.9 else ''}" for row in range(images)]
+        (tmp_path / "all.csv").write_text("\n".join(["image,labels,patient", *rows, "last.png,a,p1"]))
+        keys = {"table": "all.csv", "group_column": "patient", "bad_images": "skip", "split_seed": seed}
+        data = settings(tmp_path, val_fraction=0.3, **keys)
+        train, val = (open_split(data, name, keep_missing=True) for name in ("train", "val"))
+        assert {*train.ids, *val.ids} == {*(f"{row}.png" for row in range(images)), "last.png"}
+        assert len(train) + len(val) == images + 1
+        assert not set(filter(None, train.groups)) & set(filter(None, val.groups))
+        count = len(set(train.units))
+        fold = assign_folds(train.labels, min(5, count), seed, train.units)
+        assert len(set(zip(fold.tolist(), train.units, strict=True))) == count
+        assert len(np.unique(fold)) == min(5, count)
+
+
+def patients(numbers: np.ndarray) -> list[str]:
+    return [f"p{number}" for number in numbers]
+
+
+def test_folds_of_groups_have_the_shares_of_each_label():
+    codes, patient = medical(3000, 900, 8, 1 / 40)
+    fold = assign_folds(codes, 5, 0, patients(patient))
+    random = GroupKFold(5, shuffle=True, random_state=0).split(codes, groups=patient)
+    errors = [
+        np.mean([np.abs(codes[rows].mean(axis=0) / codes.mean(axis=0) - 1) for rows in parts])
+        for parts in ([np.flatnonzero(fold == number) for number in range(5)], [rows for _, rows in random])
+    ]
+    assert errors[0] < errors[1] / 3
+    assert np.bincount(fold).tolist() == [600] * 5
+
+
+def test_a_large_table_has_folds_in_seconds():
+    codes, patient = medical(112_120, 30_805, 14, 1 / 500)
+    began = time.process_time()
+    fold = assign_folds(codes, 5, 0, patients(patient))
+    assert time.process_time() - began < 5
+    assert np.ptp([codes[fold == number].sum(axis=0) for number in range(5)], axis=0).max() <= 3
+    assert len(np.unique(np.stack([fold, patient]), axis=1).T) == 30_805
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_folds_depend_neither_on_the_order_of_images_nor_on_that_of_labels(grouped):
+    codes, patient = medical(200, 60, 12, 1 / 40)
+    names = patients(patient) if grouped else [f"{row}.png" for row in range(200)]
+    rows, columns = np.random.default_rng(0).permutation(200), np.random.default_rng(1).permutation(12)
+    fold = assign_folds(codes, 5, 0, names)
+    np.testing.assert_array_equal(assign_folds(codes[rows][:, columns], 5, 0, [names[row] for row in rows]), fold[rows])
+    assert (assign_folds(codes, 5, 1, names) != fold).any()
+
+
+@pytest.mark.parametrize("sizes", [(96, 1, 1, 1, 1), (1, 1), (50, 50), (1, 1, 10)])
+def test_no_fold_is_empty_whatever_the_sizes_of_groups(sizes):
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    for codes in (np.ones((len(group), 1), np.int8), np.zeros((len(group), 0), np.int8), group[:, None] == [0, 1]):
+        fold = assign_folds(codes.astype(np.int8), len(sizes), 0, patients(group))
+        assert len(np.unique(fold)) == len(sizes)
+
+
+# ------------------------------------------------------------------------------------------------------------ tables
+@pytest.mark.parametrize(
+    ("name", "text", "groups"),
+    [
+        ("csv", 'image,labels,patient\na.png,x," 007 "\nb.png,,\nsub/c.png,y,007\n', ["007", "", "007"]),
+        ("csv", "image,labels,patient\na.png,x,7.0\nb.png,,\nsub/c.png,y,a.0\n", ["7", "", "a.0"]),  # by pandas
+        ("wide", "image,x,patient,y\na.png,1,p,0\nb.png,0,q,\n", ["p", "q"]),
+        (
+            "jsonl",
+            lines(
+                {"image": "a.png", "labels": ["x"], "patient": 7},
+                {"image": "b.png", "labels": ["x"], "patient": "p"},
+                {"image": "sub/c.png", "labels": ["x"], "patient": None},
+            ),
+            ["7", "p", ""],
+        ),
+        (
+            "jsonl",
+            '{"image": "a.png", "labels": ["x"]}\n{"image": "b.png", "labels": ["y"], "patient": "p"}',
+            ["", "p"],
+        ),
+    ],
+)
+def test_a_column_or_a_key_names_the_groups(tmp_path, name, text, groups):
+    write(tmp_path, "train", text)
+    keys = {"name": "csv", "label_column": ""} if name == "wide" else {"name": name}
+    data = settings(tmp_path, table="train", group_column="patient", **keys)
+    split = open_split(data, "train")
+    assert split.groups == groups
+    assert "patient" not in split.classes
+    assert split.take(np.array([1, 0]), "val").groups == [groups[1], groups[0]]
+    data.update({"group_column": "", "label_column": "labels"})
+    assert name == "wide" or open_split(data, "train").groups is None
