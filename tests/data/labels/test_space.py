@@ -84,10 +84,7 @@ def load(path: Path) -> LabelSpace:
 
 
 def test_save_and_load(tmp_path):
-    groups, tree = (
-        (np.array([0, 1, 1], np.int32), np.array([1, 0, 2], np.int32)),
-        LabelTree(((0, 1), (2, 1)), ((0, 2),)),
-    )
+    groups = np.array([0, 1, 1], np.int32), np.array([1, 0, 2], np.int32)
     counts, vectors = np.arange(9).reshape(3, 3), np.ones((3, 2), np.float32)
     space = LabelSpace(("grün", "a b", "c"), counts, np.array([5, 0, 7]), 11, *groups, vectors)
     for given in (space, replace(space, tree=LabelTree(((0, 1), (2, 1)), ((0, 2),)))):
