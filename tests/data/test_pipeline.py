@@ -99,18 +99,14 @@ def test_a_batch_has_the_documented_arrays():
 
 @pytest.mark.parametrize(
     ("difficult", "label", "known"),
-    [
-        ("negative", [0, 1, 0, 0], [1, 1, 0, 1]),
-        ("ignore", [0, 1, 0, 0], [1, 1, 0, 0]),
-        ("positive", [0, 1, 0, 1], [1, 1, 0, 1]),
-    ],
+    [("negative", "0100", "1101"), ("ignore", "0100", "1100"), ("positive", "0101", "1101")],
 )
 def test_label_codes_become_labels_and_masks(difficult, label, known):
     codes = np.array([[NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT]], np.int8)
-    split = Split("made", ("a", "b", "c", "d"), codes, ["x"], PlainImages(1))
+    split = Split("made", tuple("abcd"), codes, ["x"], PlainImages(1))
     (batch,) = take(1, split, data=settings(difficult_train=difficult), batch_size=1)
-    np.testing.assert_array_equal(batch["label"], [label])
-    np.testing.assert_array_equal(batch["label_mask"], [known])
+    np.testing.assert_array_equal(batch["label"], [[*map(int, label)]])
+    np.testing.assert_array_equal(batch["label_mask"], [[*map(int, known)]])
 
 
 def test_prepare_normalizes_each_channel():
@@ -210,15 +206,16 @@ def assert_same(batches, expected):
 
 
 @pytest.mark.variants(workers=(2,))
-@pytest.mark.parametrize(("workers", "hosts"), [(0, 2), (0, 4), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
-def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alone, workers, hosts):
-    assert_same(fifty_steps(workers=workers, hosts=hosts), alone)
+@pytest.mark.parametrize(
+    ("workers", "hosts", "first"), [(0, 2, 0), (0, 4, 0), pytest.param(2, 1, 0, marks=pytest.mark.slow), (2, 2, 30)]
+)
+def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alone, workers, hosts, first):
+    assert_same(fifty_steps(workers=workers, hosts=hosts, first_step=first), alone[first:])
 
 
 def test_augmented_batches_resume_at_any_step(alone):
     for first in (1, 37):
         assert_same(fifty_steps(first_step=first, hosts=2, threads=3), alone[first:])
-    assert_same(fifty_steps(first_step=37, workers=1), alone[37:])
 
 
 def test_augmentation_differs_by_image_step_and_seed(alone):

@@ -176,30 +176,32 @@ def test_absolute_paths_become_relative_to_the_image_folder(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-def test_a_label_in_two_unicode_forms_is_one_label(tmp_path):
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_a_label_in_two_unicode_forms_is_one_label(tmp_path, name):
     composed, decomposed = "\u00c9v\u00e9nement", "E\u0301ve\u0301nement"
-    (tmp_path / "names.txt").write_text(f"{decomposed}\nx\n", encoding="utf-8")
     rows = {"image": "a.png", "labels": [f" {composed} ", "x"]}, {"image": "b.png", "labels": [decomposed]}
-    both = [f"a.png: x, {composed}", f"b.png: {composed}"]
-    for name, text in (("csv", f"image,labels\na.png,{composed};x\nb.png,{decomposed}\n"), ("jsonl", lines(*rows))):
-        write(tmp_path, f"train.{name}", text)
-        data = settings(tmp_path, name=name, table=f"{{split}}.{name}")
-        split = open_split(data, "train")
-        assert (split.classes, listed(split)) == (("x", composed), both)
-        assert unused_input(split.usage) == [
-            f"{tmp_path}/train.{name} has labels in several spellings, which are merged: {composed}"
-        ]
-        assert open_split(data, "train", classes=(composed, "x")).labels.tolist() == [[1, 1], [1, 0]]
-        data.classes = "names.txt"
-        assert open_split(data, "train").classes == (composed, "x")
-    (tmp_path / "tree.yaml").write_text(f"implies: {{{decomposed}: x}}", encoding="utf-8")
-    (tmp_path / "fixed.csv").write_text(f"image,label,suggested,accept\nb.png,{decomposed},0,yes\n", encoding="utf-8")
-    assert listed(open_split(settings(tmp_path, tree="tree.yaml", corrections="fixed.csv"), "train")) == [
-        both[0],
-        "b.png:",
+    text = lines(*rows) if name == "jsonl" else f"image,labels\na.png, {composed} ;x\nb.png,{decomposed}\n"
+    write(tmp_path, f"train.{name}", text)
+    for file, content in (
+        ("names.txt", f"{decomposed}\nx\n"),
+        ("tree.yaml", f"implies: {{{decomposed}: x}}"),
+        ("fixed.csv", f"image,label,suggested,accept\nb.png,{decomposed},0,yes\n"),
+    ):
+        write(tmp_path, file, content)
+    data = settings(tmp_path, name=name, table=f"{{split}}.{name}")
+    split = open_split(data, "train")
+    assert (split.classes, listed(split)) == (("x", composed), [f"a.png: x, {composed}", f"b.png: {composed}"])
+    assert unused_input(split.usage) == [
+        f"{tmp_path}/train.{name} has labels in several spellings, which are merged: {composed}"
     ]
-    write(tmp_path, "train.csv", f"image,{decomposed}\na.png,1\n")
-    assert open_split(settings(tmp_path, label_column=""), "train", classes=[composed]).labels.tolist() == [[1]]
+    data.update({"classes": "names.txt", "tree": "tree.yaml", "corrections": "fixed.csv"})
+    assert listed(open_split(data, "train")) == [f"a.png: {composed}, x", "b.png:"]
+
+
+def test_a_column_in_another_unicode_form_is_that_of_the_class(tmp_path):
+    write(tmp_path, "train.csv", "image,e\u0301\na.png,1\n")
+    split = open_split(settings(tmp_path, label_column=""), "train", classes=["\u00e9"])
+    assert listed(split) == ["a.png: \u00e9"]
 
 
 def test_rows_of_an_image_are_merged(tmp_path):
