@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import struct
@@ -56,9 +57,9 @@ def in_bytes(case: str, data: bytes, *says: str, **decoding) -> Refusal:
     return Refusal(case, None, read, *says, error=BadImage)
 
 
-def no_file(case: str, path: str, make=None) -> Refusal:
+def no_file(case: str, path: str, make=None, says="") -> Refusal:
     """A path with nothing to read, or with something that has no end."""
-    says = f"cannot read {path} as an image: "
+    says = f"cannot read {path} as an image: {says}"
     return Refusal(case, make, lambda at: read_image(path.format(at=at)), says, error=BadImage)
 
 
@@ -92,10 +93,8 @@ def empty_png(side: int) -> bytes:
 
 
 RANDOM = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-CUT_SHORT, TOO_MANY = (
-    "as an image: it is damaged or cut short (",
-    "it has more than 125,000,000 pixels; store it smaller",
-)
+CUT_SHORT = "as an image: it is damaged or cut short ("
+TOO_MANY = "it has more than 125,000,000 pixels; store it smaller"
 IMAGES = [
     in_file(b"", "it is empty"),
     in_file(b"not an image at all", "its content is none of JPEG, PNG, WEBP"),
@@ -109,8 +108,8 @@ IMAGES = [
         for array in (np.ones((2, 2), np.float32), np.full((2, 2), 70_000, np.int32))
     ),
     in_bytes("bytes", b"123", "cannot read 3 bytes as an image: its content is none"),
-    no_file("no file", "{at}/none.jpg"),
-    no_file("folder", "{at}"),
+    no_file("no file", "{at}/none.jpg", says="No such file or directory"),
+    no_file("folder", "{at}", says="Is a directory"),
     no_file("pipe", "{at}/x.jpg", lambda at: os.mkfifo(at / "x.jpg")),
     no_file("sparse", "{at}/x.jpg", write_sparse),
     no_file("device", "/dev/zero"),
@@ -118,9 +117,8 @@ IMAGES = [
     no_file("surrogate", "\ud800"),
     no_file("long name", "x" * 5000),
     *(
-        in_bytes(f"half {kind}", data[: len(data) // 2], CUT_SHORT)
+        in_bytes(f"half {kind}", CUT(encoded(RANDOM, kind)), CUT_SHORT)
         for kind in ("JPEG", "PNG", "GIF", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
-        for data in [encoded(RANDOM, kind)]
     ),
     in_bytes("no pixels, read leniently", encoded(RANDOM, "JPEG")[:20], "as an image: ", truncated="read"),
     in_bytes("half PNG, read leniently", encoded(RANDOM)[:900], CUT_SHORT, truncated="read"),
@@ -148,47 +146,59 @@ IMAGES = [
 NAMES = ("animal", "cat", "day", "dog", "night", "no", "poodle")
 
 
-def of_tree(text: str, says: str) -> Refusal:
-    make, call = lambda at: write(at, "tree.yaml", text, ()), lambda at: read_tree(at / "tree.yaml", NAMES)
-    return Refusal(f"tree {text}"[:80], make, call, "{at}/tree.yaml", says)
+def of_file(file: str, call, *rows) -> list[Refusal]:
+    """Texts of a file, called with its path, and what is said beside the path."""
+    return [
+        Refusal(
+            f"{file} {text}"[:80],
+            functools.partial(put, file, text),
+            lambda at: call(at / file),
+            f"{{at}}/{file}",
+            *says,
+        )
+        for text, *says in rows
+    ]
+
+
+def put(file: str, text: str, at) -> None:
+    (at / file).write_text(text)
 
 
 # A mapping that would have 10^40 characters as text.
 REPEATED = "".join(f"- &{k + 1} {{{', '.join(f'{j}: *{k}' for j in range(10))}}}\n" for k in range(40))
-TREES = [
-    of_tree(*row)
-    for row in (
-        ("implies: {dgo: animal}", "names 'dgo', which is not one of the 7 labels; correct it, or add it"),
-        ("implies:\n  dog: plant", "names 'plant', which is not one of the 7 labels; correct it, or add it"),
-        (
-            "implies: {dog: animal, animal: cat, cat: dog}",
-            "dog implies animal implies cat implies dog, which is a cycle",
-        ),
-        ("implies: {dog: dog}", "dog implies dog, which is a cycle"),
-        ("implies: {dog: animal}\nexclusive: [[animal, dog]]", "animal and dog are exclusive, but dog implies animal"),
-        ("implies: {dog: [day, night]}\nexclusive: [[day, night]]", "but dog implies day and night"),
-        ("exclusive: [[day, day]]", "day, day are not two or more different labels"),
-        ("exclusive: [day, night]", "the exclusive labels day are not two or more different labels"),
-        ("exclusive: [[day, [night]]]", "is damaged"),
-        ("implies:\n  dog: animal\n  cat: animal\n  dog: no", "line 4 gives 'dog' again; give it once, with a list"),
-        ("exclusive: [[day, night]]\nexclusive: [[cat, dog]]", "line 2 gives 'exclusive' again"),
-        ("implies: {poodle: {dog: animal}}", "is damaged: a value is no label or list of labels; write such as"),
-        ("exclusive: [{day: cat, night: dog}]", "is no label or list of labels"),
-        (f"exclusive:\n- &0 {{x: y}}\n{REPEATED}", "is no label or list of labels"),
-        ("implies: {dog: }", "names '', which is not one of the 7 labels"),
-        ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
-        ("implies: [dog, animal]", "tree.yaml has another form; write such as"),
-        ("exclusive: " + "[" * 100_000, "is damaged"),
-        ("exclusive:\n- &a [" + "dog, " * 1000 + "]\n" + "- *a\n" * 1000, "names more than 1,000,000 labels"),
-        ("- dog", "has dog, which is neither implies nor exclusive; write such as"),
-        ("", "tree.yaml has no labels"),
-        ("exclusive: []", "tree.yaml has no labels"),
-        ("implies: {dog: animal", "is damaged"),
-        ("\0", "is damaged"),
-        ("implies: " + "[" * 1100, "is damaged"),
-        ("#" * 2**22 + "\n", "tree.yaml: it has more than 4,194,304 bytes"),
-    )
-]
+TREES = of_file(
+    "tree.yaml",
+    lambda path: read_tree(path, NAMES),
+    ("implies: {dgo: animal}", "names 'dgo', which is not one of the 7 labels; correct it, or add it"),
+    ("implies:\n  dog: plant", "names 'plant', which is not one of the 7 labels; correct it, or add it"),
+    (
+        "implies: {dog: animal, animal: cat, cat: dog}",
+        "dog implies animal implies cat implies dog, which is a cycle",
+    ),
+    ("implies: {dog: dog}", "dog implies dog, which is a cycle"),
+    ("implies: {dog: animal}\nexclusive: [[animal, dog]]", "animal and dog are exclusive, but dog implies animal"),
+    ("implies: {dog: [day, night]}\nexclusive: [[day, night]]", "but dog implies day and night"),
+    ("exclusive: [[day, day]]", "day, day are not two or more different labels"),
+    ("exclusive: [day, night]", "the exclusive labels day are not two or more different labels"),
+    ("exclusive: [[day, [night]]]", "is damaged"),
+    ("implies:\n  dog: animal\n  cat: animal\n  dog: no", "line 4 gives 'dog' again; give it once, with a list"),
+    ("exclusive: [[day, night]]\nexclusive: [[cat, dog]]", "line 2 gives 'exclusive' again"),
+    ("implies: {poodle: {dog: animal}}", "is damaged: a value is no label or list of labels; write such as"),
+    ("exclusive: [{day: cat, night: dog}]", "is no label or list of labels"),
+    (f"exclusive:\n- &0 {{x: y}}\n{REPEATED}", "is no label or list of labels"),
+    ("implies: {dog: }", "names '', which is not one of the 7 labels"),
+    ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
+    ("implies: [dog, animal]", "tree.yaml has another form; write such as"),
+    ("exclusive: " + "[" * 100_000, "is damaged"),
+    ("exclusive:\n- &a [" + "dog, " * 1000 + "]\n" + "- *a\n" * 1000, "names more than 1,000,000 labels"),
+    ("- dog", "has dog, which is neither implies nor exclusive; write such as"),
+    ("", "tree.yaml has no labels"),
+    ("exclusive: []", "tree.yaml has no labels"),
+    ("implies: {dog: animal", "is damaged"),
+    ("\0", "is damaged"),
+    ("implies: " + "[" * 1100, "is damaged"),
+    ("#" * 2**22 + "\n", "tree.yaml: it has more than 4,194,304 bytes"),
+)
 STORED = {"implies": np.array([[6, 3], [3, 0]], np.int32)}  # a poodle is a dog, which is an animal
 
 
@@ -224,21 +234,6 @@ def of_count(count: int) -> Refusal:
     return Refusal(f"{count}", None, group, f"into {count} groups; set model.prompts.num_groups to 1 … 5")
 
 
-def of_known(text: str, says: str, rule="{at}/list.txt") -> Refusal:
-    """A list of the known positive labels of the images."""
-
-    def call(at):
-        hide_positives(SPLIT, data_settings("csv", known_positives=rule.format(at=at)))
-
-    return Refusal(f"known {text} {rule}", lambda at: write(at, "list.txt", text, ()), call, says)
-
-
-def of_vectors(text: str, says: str) -> Refusal:
-    """A file of word vectors."""
-    make, call = lambda at: write(at, "words.txt", text, ()), lambda at: read_glove(at / "words.txt", ["zebra", "gnu"])
-    return Refusal(f"words {text}", make, call, f"{{at}}/words.txt {says}")
-
-
 LABELS = [
     of_groups("", "no 2 label groups of digits are published; set model.prompts.groups=computed", groups="published"),
     of_groups("", "no 99 label groups of voc2007 are published", groups="published", data="voc2007", count=99),
@@ -259,14 +254,27 @@ LABELS = [
     of_groups('{"co": [0, -1, 1, 0], "dc": [0, 1, 1, 0]}', "4 numbers from -1 to 1"),
     of_groups('{"co": [], "dc": [0, 1, 1, 0]}', "0 numbers from 0 to 0"),
     *map(of_count, (-1, 0, 6)),
-    of_known("1,0\n0,1\n", "no line for 1 of the 3 images of split train, the first is 2"),
-    of_known("0,4\n1,0\n2,0\n", "list.txt"),
-    of_known("0,x\n1,0\n2,0\n", "list.txt"),
-    of_known("", "absent.txt", rule="{at}/absent.txt"),
-    *(of_vectors(text, "has no word of the labels zebra, gnu; ") for text in ("", "zebra\n", "PK\x03\x04 \0\0\n")),
-    of_vectors("zebra 1 2\n", "has no word of the labels gnu; "),
-    of_vectors("zebra 1 two 3\n", "is damaged: "),
-    of_vectors("the 1 2\nzebra 1 nan\n", "is damaged: it has a number that is not finite"),
+    *of_file(
+        "list.txt",
+        lambda path: hide_positives(SPLIT, data_settings("csv", known_positives=str(path))),
+        ("1,0\n0,1\n", "no line for 1 of the 3 images of split train, the first is 2"),
+        ("0,4\n1,0\n2,0\n", "list.txt"),
+        ("0,x\n1,0\n2,0\n", "list.txt"),
+    ),
+    Refusal(
+        "no list",
+        None,
+        lambda at: hide_positives(SPLIT, data_settings("csv", known_positives=f"{at}/no.txt")),
+        "/no.txt",
+    ),
+    *of_file(
+        "words.txt",
+        lambda path: read_glove(path, ["zebra", "gnu"]),
+        *((text, "has no word of the labels zebra, gnu; ") for text in ("", "zebra\n", "PK\x03\x04 \0\0\n")),
+        ("zebra 1 2\n", "has no word of the labels gnu; "),
+        ("zebra 1 two 3\n", "is damaged: "),
+        ("the 1 2\nzebra 1 nan\n", "is damaged: it has a number that is not finite"),
+    ),
 ]
 
 
