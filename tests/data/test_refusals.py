@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.refusals import Refusal, damaged, each
+from helpers.refusals import CUT, Refusal, damaged, each
 from helpers.tables import data_settings, write
 from PIL import Image
 
