@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.refusals import CUT, Refusal, damaged, each
-from helpers.tables import data_settings, write
+from helpers.tables import data_settings, split_of, write
 from PIL import Image
 
 from mlmoe_jax.config import default_config
@@ -214,7 +214,7 @@ TREES += [
 
 # ------------------------------------------------------------------------------------------------------------- labels
 PIXELS = np.zeros((3, 4, 4, 3), np.uint8)
-SPLIT = Split("train", tuple("abcd"), np.ones((3, 4), np.int8), ["0", "1", "2"], ArrayImages(PIXELS))
+SPLIT = split_of("012", [1] * 4)
 
 
 def of_groups(text: str, *says: str, groups="{at}/groups.json", data="digits", count=2) -> Refusal:

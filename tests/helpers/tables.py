@@ -8,7 +8,6 @@ from PIL import Image
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.data.split import Split
 
 CLASSES = ("a", "b", "c", "d")
@@ -25,11 +24,6 @@ def data_settings(name, root="", **keys):
     data = default_config().data
     data.update({"name": name, "root": str(root), **keys})
     return data
-
-
-def open_source(data, split, classes=None):
-    """Open a split of a source, without the checks of `open_split`."""
-    return DATA_SETS[data.name].open(data, split, classes)
 
 
 def settings(root, **keys):
