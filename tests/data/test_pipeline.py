@@ -301,7 +301,7 @@ def test_a_script_that_workers_cannot_import_never_hangs(tmp_path, script, is_fi
     assert (ended.returncode, ended.stdout) == ((1, "") if refused else (0, "(2, 64, 64, 3)\n")), ended.stderr
 
 
-def test_evaluation_is_not_augmented():
+def test_evaluation_with_a_process_equals_that_with_threads():
     (batch,) = take(1, noise(8), batch_size=8)
     (again,) = take(1, noise(8), batch_size=8, data=settings(workers=1))
     assert_same([again], [batch])

@@ -1,6 +1,6 @@
 """The account of used and unused input."""
 
-from mlmoe_jax.data.usage import Usage, join_usages, unused_input
+from mlmoe_jax.data.usage import Usage, join_usages
 
 
 def test_an_account_says_what_is_left_out_and_why():
@@ -40,11 +40,3 @@ def test_accounts_of_the_splits_of_a_file_are_joined():
     }
     assert (document["given"], document["merged"]) == (52, 2)
     assert joined.hold_out("train", "val", 5).used == {"train": 33, "val": 5}
-
-
-def test_equal_accounts_are_reported_once_and_complete_ones_never():
-    complete, partial, same = (Usage(place, "file") for place in ("a", "b", "b"))
-    complete.use(count=3)
-    for usage in (partial, same):
-        usage.leave_out("without image suffix", "b/x")
-    assert unused_input([partial, complete, same]) == ["b: 1 of 1 file is not used: 1 without image suffix (b/x)"]
