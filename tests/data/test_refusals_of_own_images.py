@@ -49,14 +49,15 @@ FOLDERS = [
 # ----------------------------------------------------------------------------------------------------- labeling tools
 def tool(name: str, content: object, *says: str, split="train", **keys) -> Refusal:
     """The file of a labeling tool, beside images a.jpg, a.png and e.png; `classes` is the text of that file."""
+    classes = "classes.xml" if keys.get("classes", "").startswith("<") else "classes.txt"
 
     def make(at) -> None:
         text = content if isinstance(content, str) else json.dumps(content)
         write(at, "export", text, ("a.jpg", "a.png", "e.png"))
-        write(at, "classes.xml", keys.get("classes", ""), ())
+        write(at, classes, keys.get("classes", ""), ())
 
     def call(at):
-        files = {"table": "export", "classes": "classes.xml" if keys.get("classes") else ""}
+        files = {"table": "export", "classes": classes if "classes" in keys else ""}
         return open_split(data_settings(name, at, **{**keys, **files}), split)
 
     return Refusal(f"{name} {says[0]} {content}"[:100], make, call, *says)
@@ -93,6 +94,7 @@ TOOLS = [
     ),
     studio(SEA, "has no splits, so all its images are in split train", split="val"),
     studio(SEA, "has the label 'sea' of a.png, which is not one of the 2 classes", classes=LABELS_XML),
+    studio(SEA, "has the label 'sea' of a.png, which is not one of the 1 classes", classes="seas\n"),
     tool("fiftyone", {"classes": None, "labels": {"a": ["sea"]}}, "names a, which is a.jpg and a.png"),
     tool("fiftyone", {"classes": ["sea", "sea"], "labels": {}}, "names the class 'sea' twice"),
     *(
