@@ -79,21 +79,6 @@ def test_without_self_attention_no_array_is_quadratic_in_the_labels():
     assert set(found.values()) == {2 * labels * N}
 
 
-@pytest.mark.variants("style")
-@pytest.mark.parametrize("style", ["independent", "q2l"])
-def test_a_mask_hides_tokens(style, features):
-    model, extra = decoder(style=style, decoder_layers=1), draw(B, E, C)
-    mask = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]], bool)
-    run = jax.jit(lambda extra: model(features, extra=extra, extra_mask=mask))
-    before = run(extra)
-    for token in range(E):
-        after = run(extra.at[:, token].add(7.0))
-        changed = np.abs(np.asarray(after - before)).max(axis=(0, 2))
-        assert not changed[~mask[:, token]].any(), "a query attends to hidden tokens"
-        assert (changed[mask[:, token]] > 1e-3).all()
-    np.testing.assert_allclose(before[:, 1], jax.jit(lambda: model(features))()[:, 1], atol=1e-5)
-
-
 def test_extra_tokens_join_the_memory(features):
     model, extra = decoder(style="q2l"), draw(1, E, C)
     everywhere = model(features, extra=extra)
@@ -117,36 +102,6 @@ def test_queries_interact_only_through_self_attention(features):
         assert (changed.sum() > 1) == on, style
         assert {layer.self_attn is not None for layer in model.layers} == {on}
         assert {layer.norm1 is None for layer in model.layers} == {settings.self_attention == "off"}
-
-
-def test_q2l_with_self_attention_is_wired_like_detr(features):
-    model = decoder(style="q2l_self_attention", decoder_layers=2)
-
-    def attention(module, query, key, value):
-        kernel, bias = (np.asarray(part[...]) for part in (module.qkv.kernel, module.qkv.bias))
-        q, k, v = (
-            (tokens @ kernel[:, part * D : (part + 1) * D] + bias[part * D : (part + 1) * D]).reshape(
-                len(tokens), 2, -1
-            )
-            for part, tokens in enumerate((query, key, value))
-        )
-        scores = np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(D / 2))
-        mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), v)
-        return mixed.reshape(len(query), D) @ module.proj.kernel[...] + module.proj.bias[...]
-
-    memory, positions = model.encode(features.patches, GRID)
-    added, place, outputs = np.asarray(model.queries[...]), np.asarray(positions[0]), []
-    for patches in np.asarray(memory):
-        tokens = np.zeros_like(added)  # queries are added in every layer, also to the keys among the labels
-        for layer in model.layers:
-            tokens = np.asarray(
-                layer.norm1(tokens + attention(layer.self_attn, tokens + added, tokens + added, tokens))
-            )
-            read = attention(layer.cross_attn, tokens + added, patches + place, patches)
-            tokens = np.asarray(layer.norm2(tokens + read))
-            tokens = np.asarray(layer.norm3(tokens + np.asarray(layer.mlp(tokens[None]))[0]))
-        outputs.append(np.asarray(model.norm(tokens)))
-    np.testing.assert_allclose(model(features), np.stack(outputs), atol=2e-5)
 
 
 def test_dropout_applies_to_attention_weights_mlps_and_outputs():
@@ -173,21 +128,6 @@ def test_dropout_applies_to_attention_weights_mlps_and_outputs():
             module.train() if training else module.eval()
             run = jax.make_jaxpr(lambda key, m=module, x=inputs: m(*x, rngs=nnx.Rngs(key)))
             assert calls(run(jax.random.key(0)).jaxpr, "random_bits") == expected * training
-
-
-def test_no_gradient_passes_a_mask():
-    attention, tokens = filled(lambda: QueryAttention(D, 2, rngs=nnx.Rngs(0))), draw(B, E, D)
-    definition, params, _ = ModelDef.split(attention)
-    mask = np.array([[True, False, True]] * Q)
-
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1))
-    def slopes(params, tokens):
-        return definition.merge(params)(draw(B, Q, D, seed=2), tokens, tokens, mask=mask).sum()
-
-    by_params, by_tokens = slopes(params, tokens)
-    assert all(np.isfinite(value).all() for value in by_params.values())
-    assert np.asarray(by_tokens).any(axis=(0, 2)).tolist() == [True, False, True]
 
 
 @pytest.mark.slow

@@ -45,25 +45,6 @@ def parts(model):
 
 
 # ------------------------------------------------------------------------------------------------- split and merge
-@pytest.mark.slow
-def test_split_and_merge_give_the_same_model_back(model, parts):
-    definition, params, stats = parts
-    assert stats == {}
-    assert params["backbone/blocks/1/attn/qkv/kernel"].shape == (16, 48)
-    assert params["prompts/deep"].shape == (2, 1, 8, 16)
-    assert {path.split("/")[0] for path in params} == {"backbone", "prompts", "head"}
-    assert all(isinstance(value, jax.Array) for value in params.values())
-
-    trainable, frozen = split_trainable(params, default_config().trainable)
-    image = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
-    merged = jax.jit(lambda *values: definition.merge(*values)(image).logits)(trainable, frozen, stats)
-    np.testing.assert_allclose(merged, jax.jit(lambda image: model(image).logits)(image), rtol=1e-5, atol=1e-6)
-    again = ModelDef.split(definition.merge(trainable, frozen, stats))[1]
-    assert set(again) == set(params)
-    for path, value in params.items():
-        np.testing.assert_array_equal(again[path], value, err_msg=path)
-
-
 def test_shapes_stand_for_values_that_are_not_needed(parts):
     definition, params, stats = parts
     shapes = definition.shapes()
@@ -76,18 +57,6 @@ def test_shapes_stand_for_values_that_are_not_needed(parts):
 
 
 # ------------------------------------------------------------------------------------------------------ trainable
-def test_rules_split_parameters(parts):
-    _, params, _ = parts
-    trainable, frozen = split_trainable(params, default_config().trainable)
-    assert {path.split("/")[0] for path in trainable} == {"prompts", "head"}
-    assert {path.split("/")[0] for path in frozen} == {"backbone"}
-    assert set(trainable) | set(frozen) == set(params)
-    assert all({**trainable, **frozen}[path] is value for path, value in params.items())
-    trainable, frozen = split_trainable(params, ((r"/norm\d?/", True), (r"", False)))
-    assert set(trainable) == {path for path in params if "norm" in path}
-    assert len(trainable) == 2 * (2 * 2) + 2
-
-
 def test_the_first_rule_that_matches_anywhere_in_a_path_wins():
     paths = ("backbone/blocks/3/attn/qkv/kernel", "head/co/gate/bias", "prompts/deep")
     ordered = [["gate/bias$", 1], ["head/", None], [".*", 3]]  # lists, as read from JSON

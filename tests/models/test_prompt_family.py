@@ -52,13 +52,6 @@ def different(ours, theirs):
 
 # ---------------------------------------------------------------------------------------------------- VPT, GateVPT
 @pytest.mark.slow
-def test_deep_vpt_with_no_prompts_is_no_prompts(vit, image, encode):
-    none = DeepPrompts(*PLACE, count=0, rngs=nnx.Rngs(0))(B)
-    assert none.tokens.shape == (3, 1, 0, 32)
-    close(encode(none), vit(image).cls)
-
-
-@pytest.mark.slow
 def test_open_gates_are_shallow_vpt_and_closed_gates_keep_the_original_prompts(encode):
     gated = drawn(ShallowPrompts(*PLACE, count=P, gate_init=10.0, rngs=nnx.Rngs(0)), seed=1)
     tokens = gated.shallow[...]

@@ -212,7 +212,6 @@ def test_parameters_of_dr_moe_per_part(body):
 @pytest.mark.parametrize(
     ("changes", "total"),
     [
-        (SETTINGS["recommended"], 79_965_216),
         ({"expert": "ffn"}, 90_998_225),
         ({"gate_share": "shared"}, 69_468_486),
         ({"shared_experts": 2}, 79_944_913 - 303_776),
