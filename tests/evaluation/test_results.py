@@ -15,13 +15,14 @@ from mlmoe_jax.evaluation.results import (
     training_results,
     write_rows,
 )
-from mlmoe_jax.runs.folder import LABELS, PER_CLASS, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import PER_CLASS
 
 
 def test_scores_and_results_are_read_back(tmp_path):
     written = {name: drawn_split(name, rows, seed=rows, codes=4) for name, rows in {"val": 5, "test": 7}.items()}
     for table in written.values():
         table.scores[2] = np.nan
+    written["val"] = replace(written["val"], groups=np.array(["p", "", "q", "p", ""]))
     folder = write_run(tmp_path / "run")
     write_results(folder, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}}, *written.values())
     found = read_scores(folder)
@@ -31,19 +32,19 @@ def test_scores_and_results_are_read_back(tmp_path):
         np.testing.assert_array_equal(table.scores, written[name].scores.astype(np.float32))
         np.testing.assert_array_equal(table.codes, written[name].codes)
         np.testing.assert_array_equal(np.flatnonzero(~table.read), [2])
+        assert require_split(folder, found, name) is table
+    assert found["val"].take(np.array([2, 0])).groups.tolist() == ["q", "p"]
+    assert found["test"].groups is None
     assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
 
 
-def test_rows_columns_and_entries():
+def test_rows_and_columns():
     codes = np.array([[1, 0, -1, 2], [0, 1, 2, 1]], np.int8)
     table = SplitScores("val", np.array(["x", "y"]), np.arange(8.0).reshape(2, 4) / 8, codes)
     turned = table.take(np.array([1, 0])).with_labels(np.array([3, 0]))
     assert (turned.name, turned.ids.tolist()) == ("val", ["y", "x"])
     np.testing.assert_array_equal(turned.scores, [[7 / 8, 4 / 8], [3 / 8, 0]])
     np.testing.assert_array_equal(turned.codes, [[1, 0], [2, 1]])
-    entries = table.entries("ignore")
-    np.testing.assert_array_equal(entries.positive, [[1, 0, 0, 0], [0, 1, 0, 1]])
-    np.testing.assert_array_equal(entries.valid, [[1, 1, 0, 0], [1, 1, 0, 1]])
 
 
 def test_a_later_evaluation_replaces_its_splits(tmp_path):
@@ -79,53 +80,6 @@ def test_rows_of_a_split_are_replaced(tmp_path):
     assert not (folder / PER_CLASS).exists()
 
 
-def test_one_split_by_name(tmp_path, refusal):
-    folder = write_run(tmp_path / "run", drawn_split("val", 4))
-    found = read_scores(folder)
-    assert require_split(folder, found, "val") is found["val"]
-    text = refusal(require_split, folder, found, "vla")
-    assert "has scores of val, not of vla; run --mode=eval" in text
-    assert "--config.data.test_splits=vla" in text
-
-
-def test_names_of_labels_are_split_only_at_newlines(tmp_path, refusal):
+def test_names_of_labels_are_split_only_at_newlines(tmp_path):
     folder = write_run(tmp_path / "run", names=["traffic light", "caf\u00e9\u2028x", "c"])
     assert read_labels(folder) == ("traffic light", "caf\u00e9\u2028x", "c")
-    (folder / LABELS).unlink()
-    assert "no labels.txt" in refusal(read_labels, folder)
-
-
-def test_a_folder_without_results(tmp_path, refusal):
-    for read in (read_scores, read_results):
-        assert "there is no run folder" in refusal(read, RunFolder(tmp_path / "none"))
-        assert f"has no {RESULTS}; run --mode=eval --workdir=" in refusal(read, write_run(tmp_path / "run"))
-    shared = write_run(tmp_path / "shared")
-    write_results(shared, {"val": {"mAP": 0.5}})
-    assert "has results, but no scores of images" in refusal(read_scores, shared)
-
-
-@pytest.mark.parametrize("what", ["cut off", "no key", "objects"])
-def test_damaged_scores(tmp_path, refusal, what):
-    table = drawn_split("val", 4)
-    folder = write_run(tmp_path / "run", table)
-    name = "scores/val.npz"
-    if what == "cut off":
-        folder.write_bytes(name, (folder / name).read_bytes()[:200])
-    elif what == "no key":
-        folder.write_npz(name, ids=table.ids)
-    else:
-        folder.write_npz(name, ids=table.ids.astype(object), scores=table.scores, labels=table.codes)
-    assert f"{folder / name} is damaged" in refusal(read_scores, folder)
-
-
-@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"metrics": {"mAP": 0.5}}}, "high", 10**400, ("list",)])
-def test_damaged_results(tmp_path, refusal, stored):
-    folder = write_run(tmp_path / "run")
-    write_results(folder, {"val": {"mAP": 0.5}})
-    entries = folder.read_json(RESULTS)
-    if isinstance(stored, tuple):
-        entries["val"]["scores"], stored = stored, entries
-    elif not isinstance(stored, list | dict):
-        entries["val"]["metrics"]["mAP"], stored = stored, entries
-    folder.write_json(RESULTS, stored)
-    assert "results.json is damaged" in refusal(read_results, folder)

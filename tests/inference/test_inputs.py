@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import BadImage, Decoding, open_image, read_image
+from mlmoe_jax.data.images import Decoding, open_image, read_image
 from mlmoe_jax.data.transforms import resize_square
 from mlmoe_jax.inference.inputs import MixedImages, read_images
 
@@ -21,13 +21,13 @@ def test_one_image_in_every_form(tmp_path):
     assert [given.name(row) for row in range(4)] == [str(path), str(path), "image 2", "image 3"]
 
 
-def test_modes_that_few_files_have(tmp_path, refusal):
+def test_modes_that_few_files_have(tmp_path):
     values = np.random.default_rng(0).integers(0, 2**16, (4, 6), np.int32)
     Image.fromarray(values).save(tmp_path / "a.tiff")
     wide = Image.open(tmp_path / "a.tiff")
     assert wide.mode == "I"
     np.testing.assert_array_equal(MixedImages([wide]).read(0), read_image(tmp_path / "a.tiff"))
-    assert "its pixels are int32 without a known white" in refusal(MixedImages([Image.fromarray(-values - 1)]).read, 0)
+
     palette = Image.fromarray(np.zeros((4, 6, 4), np.uint8)).convert("LA").convert("PA")
     others = [Image.new(mode, (6, 4)).convert(to) for mode, to in (("LA", "La"), ("RGBA", "RGBa"), ("RGB", "RGBX"))]
     for image in (palette, *others):
@@ -66,27 +66,3 @@ def test_pillow_images_are_read_like_their_files(tmp_path, mode, suffix):
     expected = read_image(path)
     assert expected.shape == ((4, 6, 3) if mode == "P" else (6, 4, 3)), "a GIF has no EXIF"
     np.testing.assert_array_equal(MixedImages([Image.open(io.BytesIO(path.read_bytes()))]).read(0), expected)
-
-
-@pytest.mark.parametrize(
-    ("given", "part"),
-    [
-        (np.zeros((4, 4, 3)), "image 0 is an array float64[4, 4, 3] and should be uint8[h,w,3]"),
-        (np.zeros((4, 4), np.uint8), "uint8[4, 4]"),
-        (np.zeros((4, 4, 4), np.uint8), "uint8[4, 4, 4]"),
-        (np.zeros((0, 4, 3), np.uint8), "uint8[0, 4, 3]"),
-        (None, "image 0 is a NoneType"),
-        (b"", "cannot read image 0 as an image: it is empty"),
-        ("missing.jpg", "cannot read missing.jpg as an image: No such file"),
-        (Image.new("F", (2, 2)), "cannot read image 0 as an image: its pixels are float32 without"),
-    ],
-)
-def test_unreadable_values_are_bad_images(refusal, given, part):
-    assert part in refusal(MixedImages([given]).read, 0, error=BadImage)
-
-
-def test_a_truncated_pillow_image_is_a_bad_image(refusal):
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(buffer, "JPEG")
-    cut = Image.open(io.BytesIO(buffer.getvalue()[:1500]))
-    assert "truncated" in refusal(MixedImages([cut]).open, 0, error=BadImage)

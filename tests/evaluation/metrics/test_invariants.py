@@ -23,6 +23,9 @@ def test_order_of_images_does_not_matter(seed):
     case = hard_case(seed)
     order = np.random.default_rng(seed).permutation(len(case[0]))
     np.testing.assert_allclose(all_metrics(*(x[order] for x in case)), all_metrics(*case), rtol=1e-13)
+    case = probable(case[0]), *case[1:]
+    found, expected = (evaluate_scores(*of, {"0.5": 0.5}) for of in ((x[order] for x in case), case))
+    assert found == pytest.approx(expected, rel=1e-13)
 
 
 def test_only_the_order_of_scores_matters():

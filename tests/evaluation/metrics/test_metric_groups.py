@@ -8,9 +8,6 @@ from helpers.metric_cases import evaluate_scores, hard_case, probable
 from mlmoe_jax.evaluation.metrics import multilabel, ranking, reliability, threshold_search
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.multilabel import (
-    harmonic,
-    mean_defined,
-    ratio,
     sample_deviation,
 )
 
@@ -22,14 +19,6 @@ def test_values_shared_by_groups_are_computed_once(monkeypatch):
     assert entries.per_class is entries.per_class
     assert len(calls) == 1
     np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
-
-
-def test_ratios_and_means_leave_out_undefined_values():
-    np.testing.assert_array_equal(ratio([1.0, 0.0], [2, 0]), [0.5, np.nan])
-    assert ratio(3.0, 0, 1.0) == 1
-    np.testing.assert_array_equal(mean_defined([[1.0, np.nan, 3.0], [np.nan] * 3]), [2, np.nan])
-    assert mean_defined([0.25, np.nan]) == 0.25
-    np.testing.assert_array_equal(harmonic([0.0, 1.0, np.nan], [0.0, 0.5, 1.0]), [0, 2 / 3, np.nan])
 
 
 def test_the_sample_deviation_is_that_of_the_standard_library():

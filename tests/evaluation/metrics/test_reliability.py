@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss
 
-from mlmoe_jax.evaluation.metrics import ranking, reliability
+from mlmoe_jax.evaluation.metrics import reliability
 
 
 def case(seed=0, images=80, classes=5):
@@ -56,21 +56,3 @@ def test_brier_is_that_of_sklearn():
         assert binned.brier[k] == pytest.approx(brier_score_loss(labels[known, k], scores[known, k]))
     assert math.isnan(binned.brier[3])
     assert binned.pooled().brier[0] == pytest.approx(brier_score_loss(labels[mask > 0], scores[mask > 0]))
-
-
-def test_masked_entries_order_and_blocks_change_nothing(monkeypatch):
-    scores, labels, mask = case()
-    expected = reliability.reliability(scores, labels, mask=mask)
-    spoilt = np.where(mask > 0, scores, np.nan), np.where(mask > 0, labels, 1 - labels), mask
-    order = np.random.default_rng(0).permutation(len(scores))
-    monkeypatch.setattr(ranking, "_ENTRIES", 17)
-    scores, labels, mask = (x[order] for x in spoilt)
-    found = reliability.reliability(scores, labels, mask=mask)
-    for name in ("count", "positive", "score", "squared_error"):
-        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-13, err_msg=name)
-
-
-@pytest.mark.parametrize(("score", "message"), [(1.01, "probabilities"), (-0.01, "probabilities"), (np.nan, "NaN")])
-def test_impossible_input(score, message):
-    with pytest.raises(ValueError, match=message):
-        reliability.reliability(np.array([[0.2, score]]), np.array([[0, 1]]))
