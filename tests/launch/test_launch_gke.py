@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import time
@@ -109,42 +108,3 @@ def test_spot_and_account_are_set_only_if_requested(machines):
     assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert pod["tolerations"][0]["key"] == "cloud.google.com/gke-spot"
     assert pod["serviceAccountName"] == "trainer"
-
-
-MISTAKES = [
-    (f"render --name={41 * 'a'}", "is not valid"),
-    (f"render --name=a {IMAGE} --topology=4x4 -- --config=a", "--tpu is missing"),
-    (f"run --name=a {IMAGE} --tpu=v5e -- --config=a", "--topology is missing"),
-    (f"render --name=a {IMAGE} --tpu=v9 --topology=4x4 -- --config=a", "--tpu=v9 is not one of v4, v5e, v5p, v6e"),
-    (f"render --name=a {IMAGE} --tpu=v5e --topology=4x4x4 -- --config=a", "for example, write 4x4"),
-    (f"render --name=a {IMAGE} --tpu=v4 --topology=4x4 -- --config=a", "for example, write 4x4x4"),
-    (f"run --name=a {IMAGE} --tpu=v5e --topology=3x3 -- --config=a", "is a multiple of 4"),
-    (f"render --name=a {IMAGE} --tpu=v5e --topology=0x4 -- --config=a", "is a multiple of 4"),
-    ("run --name=a --tpu=v5e --topology=4x4 -- --config=a", "--image is missing"),
-    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4", "needs the flags of mlmoe_jax.main"),
-    (f"run --name=a {IMAGE} --tpu=v5e --topology=4x4 -- $'a\\nb'", "a line break"),
-    ("image --name=a --image='a b'", "--image=a b is not"),
-    ("pool --name=a --tpu=v5e --topology=4x4 --location=us-west4-a", "--cluster is missing"),
-    ("pool --name=a --tpu=v5e --topology=4x4 --cluster=c --location=home", "--location=home is not"),
-    ("down --name=a", "nothing was deleted"),
-]
-
-
-def test_user_errors_are_one_sentence_and_call_no_tool(machines):
-    for arguments, part in MISTAKES:
-        assert part in machines.refused(f"bash launch/gke.sh {arguments}")
-        assert machines.calls("gcloud", "kubectl", "docker") == []
-
-
-def test_failures_of_the_tools_are_reported(machines):
-    for action, part in {
-        f"image {IMAGE}": "docker could not build the image",
-        f"run {IMAGE} --tpu=v5e --topology=4x4": "the cluster refused the JobSet",
-        "pool --tpu=v5e --topology=4x4 --cluster=c --location=us-west4": "gcloud could not create the node pool",
-        "logs": "a has no output yet",
-        "status": "kubectl cannot get a",
-        "down --yes": "a was not deleted",
-    }.items():
-        command = f"bash launch/gke.sh {action} --name=a -- --config=a"
-        assert part in machines.refused(command, FAIL=" ")
-        assert re.search("(docker|kubectl|gcloud) is not on the PATH", machines.refused(command, tools=False))

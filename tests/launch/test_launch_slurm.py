@@ -43,11 +43,6 @@ def test_exit_codes_end_restart_or_requeue_the_job(machines, code, state, starts
     assert machines.calls("scontrol") == ([["scontrol", "requeue", "7"]] if requeued else [])
 
 
-def test_without_slurm_the_error_names_the_command(machines):
-    assert "from the root of the repository" in machines.refused("bash launch/slurm.sbatch --config=a")
-    assert "from the root of the repository" in machines.refused("cd launch && sbatch slurm.sbatch --config=a")
-
-
 # ------------------------------------------------------------------------------------------------ supervise
 @pytest.mark.parametrize(
     ("code", "restarts", "starts"),
@@ -89,15 +84,3 @@ def test_sigterm_is_forwarded_and_ends_the_loop(machines, code):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_user_errors_are_one_sentence(machines):
-    for flags, part in {
-        "--restarts=many -- true": "--restarts=many is not a number",
-        "--restarts=3": "nothing to run",
-        "--restarts=3 --": "nothing to run",
-        "--again -- true": "no flag --again",
-    }.items():
-        assert part in machines.refused(f"bash launch/supervise.sh {flags}")
-    sentence = machines.refused("bash launch/supervise.sh -- true", MLMOE_HANG_SECONDS="long")
-    assert "MLMOE_HANG_SECONDS=long is not a number" in sentence
