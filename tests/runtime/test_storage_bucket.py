@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow  # a dozen programs, half a minute each
 def store():
     with fake_store.running() as store:
         yield store
+        assert not store.refused
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,6 @@ def test_a_training_leaves_a_complete_run(trained, store):
     assert {"config.json", "checkpoints", "metrics.jsonl", "results.json", "scores", "per_class.csv"} <= names
     rows, _ = store.objects["bucket", "runs/a/metrics.jsonl"]
     assert [json.loads(row)["step"] for row in rows.splitlines()] == list(range(1, 9))
-    assert not store.refused
 
 
 def test_every_other_mode(program, trained, store, tmp_path):
@@ -62,7 +62,6 @@ def test_every_other_mode(program, trained, store, tmp_path):
     assert json.loads(program("--mode=eval", f"--workdir={imported}", "--json"))["test"] == trained["test"]
     compared = json.loads(program("--mode=compare", f"--workdir={RUN}", f"--workdir={imported}", "--json"))
     assert compared["test"]["metrics"]["mAP"]["difference"] == 0
-    assert not store.refused
 
 
 def test_a_pruning_leaves_its_trainings_and_the_chosen_one(program, store):
@@ -73,4 +72,3 @@ def test_a_pruning_leaves_its_trainings_and_the_chosen_one(program, store):
     table = store.objects["bucket", "runs/pruned/prune.csv"][0].decode().splitlines()
     assert len(table) == 2  # the heading, and the only level
     assert json.loads(program("--mode=eval", f"--workdir={run}", "--json"))["test"] == results["test"]
-    assert not store.refused
