@@ -13,16 +13,17 @@ from mlmoe_jax.training.optim import make_optimizer
 from mlmoe_jax.training.step import TrainState, initial_state
 
 
-def make_state(step: int, *, size: int = 6) -> TrainState:
-    """Return a state with that of a real optimizer; every value depends on `step`."""
+def make_state(step: int, *, size: int = 600) -> TrainState:
+    """Return a state with that of a real optimizer; every value depends on `step`, and numbers are random bits."""
     draw = np.random.default_rng(step)
     params = {"head/kernel": jnp.zeros((size, 3)), "head/bias": jnp.zeros(3)}
     optimizer = make_optimizer(default_config().optim, 100, params)
     state = initial_state(params, {}, {"norm/mean": jnp.zeros(3)}, optimizer.init(params))
 
     def fill(value):
-        drawn = draw.normal(size=value.shape) if value.dtype == jnp.float32 else np.full(value.shape, step)
-        return jnp.asarray(drawn, value.dtype)
+        if value.dtype != jnp.float32:
+            return jnp.full(value.shape, step, value.dtype)
+        return jnp.asarray(np.frombuffer(draw.bytes(value.nbytes), np.float32).reshape(value.shape))
 
     return jax.tree.map(fill, state).replace(step=jnp.int32(step))
 

@@ -142,20 +142,3 @@ def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_training(f
     with open_manager(folder, writing=training) as manager:
         assert restore(manager, selected=make_state(0).ema).step == 1
     assert half.exists() != training
-
-
-def test_an_empty_folder_has_no_checkpoint(folder):
-    with open_manager(folder) as manager:
-        assert restore(manager, selected={"x": jnp.zeros(1)}) is None
-
-
-@pytest.mark.parametrize("link", ["checkpoints", "checkpoints/3"])
-def test_checkpoints_are_not_written_through_a_link(folder, precious, refusal, link):
-    Path(folder / link).parent.mkdir(exist_ok=True)
-    Path(folder / link).symlink_to(precious.parent)
-
-    def write():
-        with open_manager(folder):
-            pass
-
-    assert refusal(write).startswith(f"{folder / link} is a link out of the run folder {folder}, to {precious.parent};")

@@ -27,9 +27,8 @@ class FakeServer:
     """Keeps what is sent, refuses what MLflow refuses, and fails while `broken`."""
 
     def __init__(self):
-        self.runs, self.uris, self.broken, self.go = {}, [], False, threading.Event()
+        self.runs, self.uris, self.broken, self.go, self.calls = {}, [], False, threading.Event(), 0
         self.go.set()
-        self.calls = 0
 
     def __call__(self, uri):
         self.uris.append(uri)
@@ -44,13 +43,11 @@ class FakeServer:
         return SimpleNamespace(experiment_id=name) if self.runs else None
 
     def create_experiment(self, name, artifacts):
-        self.artifacts = artifacts
         return name
 
     def create_run(self, experiment, tags, run_name):
         run = f"{experiment} {len(self.runs)}"
         self.runs[run] = SimpleNamespace(tags=tags, name=run_name, rows=[], params={}, files={}, status="RUNNING")
-        self._run(run)
         return SimpleNamespace(info=SimpleNamespace(run_id=run))
 
     def get_run(self, run):
@@ -181,13 +178,6 @@ def test_a_server_that_fails_costs_a_warning_and_no_row(tmp_path, server, config
     server.broken = True
     send_results(folder, config, {"test": {"mAP": 0.75}})
     assert caplog.messages[-1].startswith("log.mlflow=http://server cannot be used (no answer)")
-
-
-def test_a_wrong_address_is_refused_at_the_start(tmp_path, server, config, refusal):
-    server.broken = True
-    sentence = refusal(open_trackers, RunFolder(tmp_path), config, 0)
-    assert sentence.startswith("log.mlflow=http://server cannot be used (no answer)")
-    assert not (tmp_path / "mlflow.json").exists()
 
 
 # ------------------------------------------------------------------------------------------------------ MLflow itself

@@ -31,7 +31,7 @@ def test_every_start_is_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b'[{"step": 0', b"\xff\xfe", b"5"])
-def test_a_damaged_file_is_named_and_does_not_stop_a_training(tmp_path, caplog, content):
+def test_a_file_of_another_kind_is_named_and_replaced(tmp_path, caplog, content):
     folder = RunFolder(tmp_path)
     (tmp_path / "starts.json").write_bytes(content)
     assert read_starts(folder) == []
