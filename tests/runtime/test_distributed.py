@@ -5,12 +5,9 @@ import threading
 import time
 import urllib.error
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from helpers.devices import environment_of
 
-from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES, Job, find_job
 
@@ -101,24 +98,3 @@ def test_waiting_for_a_coordinator_that_starts_late():
         began = time.monotonic()
         distributed._wait_for(address, 20)
         assert time.monotonic() - began > 0.2
-
-
-# ----------------------------------------------------------------------------------------------------------- agreeing
-def test_one_process_agrees_with_itself():
-    assert distributed.process() == (0, 1)
-    assert distributed.is_first()
-    assert distributed.gather({"a": [1, None, "ä"]}) == [{"a": [1, None, "ä"]}]
-    assert distributed.broadcast_from_first([1]) == [1]
-    distributed.barrier("here")
-    vote = distributed.Vote()
-    assert [vote.any(yes) for yes in (False, True, False)] == [False, True, False]
-    assert SkippedImages("split", {4, 2}).everywhere().rows == {2, 4}
-
-
-def test_to_host_keeps_every_bit():
-    tree = {"a": jnp.array([jnp.nan, -0.0, 1e-42]), "b": np.arange(3), "c": 4}
-    there = distributed.to_host(tree)
-    assert there["a"].tobytes() == np.asarray(tree["a"]).tobytes()
-    assert isinstance(there["a"], np.ndarray)
-    assert there["b"].tolist() == [0, 1, 2]
-    assert there["c"] == 4

@@ -1,4 +1,4 @@
-"""The limit of a file, the cache folder, and the errors of full, read-only and failing disks."""
+"""The cache folder, and the errors of full, read-only and failing disks."""
 
 import errno
 import os
@@ -8,16 +8,7 @@ import pytest
 
 from mlmoe_jax.errors import DISK_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.files import cache_folder, read_bytes
-
-
-def test_a_file_has_a_limit_of_bytes(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"12345")
-    assert read_bytes(path, 5) == b"12345"
-    os.truncate(path, 40 << 30)  # without taking space
-    with pytest.raises(OSError, match="more than 536,870,912 bytes"):
-        read_bytes(path, files.MOST_TEXT)
+from mlmoe_jax.runtime.files import cache_folder
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from mlmoe_jax.runtime.files import is_file_name, open_to_append
+from mlmoe_jax.runtime.files import is_file_name
 from mlmoe_jax.runtime.storage import (
     Folder,
     OutputTarget,
@@ -92,7 +93,7 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path):
 
 def test_a_file_stays_while_its_process_is_not_known(tmp_path, monkeypatch):
     ended = new_temporary(tmp_path)
-    ended = ended.with_name(ended.name.replace(f"-{os.getpid()}-", f"-{os.getppid()}-"))
+    ended = ended.with_name(re.sub(r"-\d+-\d+-", f"-{os.getppid()}-7-", ended.name))
     ended.touch()
 
     def fail(*_):
@@ -151,21 +152,6 @@ def test_values_that_are_not_names_of_files(name):
     assert not is_file_name(name)
 
 
-def test_output_does_not_follow_links(tmp_path, precious):
-    path = tmp_path / "p.csv"
-    path.symlink_to(precious)
-    write_output(path, "x\n")
-    assert path.read_text() == "x\n"
-    assert not path.is_symlink()
-
-
-def test_files_are_appended_to_in_place(tmp_path):
-    for line in (b"1\n", b"2\n"):
-        with open_to_append(tmp_path / "a") as file:
-            file.write(line)
-    assert (tmp_path / "a").read_text() == "1\n2\n"
-
-
 def test_a_folder_names_what_is_inside_also_behind_links(tmp_path):
     (tmp_path / "real" / "eval").mkdir(parents=True)
     (tmp_path / "linked").symlink_to("real")
@@ -174,12 +160,3 @@ def test_a_folder_names_what_is_inside_also_behind_links(tmp_path):
     for folder in (Folder(tmp_path / "linked"), Folder("gs://bucket/set")):
         for name in ("eval", "eval/new.json", "same/new.json", "new/er", "round"):
             assert str(folder.inside(name)) == f"{folder}/{name}"
-
-
-def test_all_files_below_a_folder_are_named(tmp_path):
-    folder = Folder(tmp_path / "run")
-    for name in ("a", "b/c", "b/d/e"):
-        folder.write_text(name, name)
-    assert sorted(folder.files()) == ["a", "b/c", "b/d/e"]
-    for name in ("b", "new"):
-        assert str(folder.writable_folder(name)) == f"{folder}/{name}"
