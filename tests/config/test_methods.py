@@ -143,22 +143,6 @@ def test_adapters_learn_beside_group_prompts_and_experts(reference, two_steps):
     assert all((np.asarray(after.trainable[path]) != before.trainable[path]).any() for path in own)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"),
-        *("lora", "dora", "bitfit", "ssf", "adaptformer"),
-    ],
-)
-@pytest.mark.parametrize("dataset", ["digits", "voc2007"])
-@pytest.mark.parametrize("resolution", [224, 448])
-def test_every_config_takes_data_set_and_resolution(name, dataset, resolution):
-    config = load_config(f"{name}:dataset={dataset},resolution={resolution}", [])
-    configuration.validate(config)
-    assert (config.data.name, config.data.image_size) == (dataset, resolution)
-    assert config.model.backbone.name == ("vit_digits" if dataset == "digits" else "dinov2_vitb14")
-
-
 @pytest.mark.parametrize("name", ["dinov3_vitb16", "siglip2_vitb16_224", "clip_vitb16", "openclip_vitl14_laion2b"])
 def test_backbones_that_the_papers_do_not_have_get_the_images_that_they_were_trained_with(name):
     entry = CATALOG[name]

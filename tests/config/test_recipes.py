@@ -92,7 +92,13 @@ VALUES = {
         f"ml_decoder_resnet101 {VIT} model.backbone.normalization=unit": "unit",
         "ml_decoder_resnet101:dataset=digits": "auto",
     },
-    "model.backbone.name": {"mlvpt_dinov3:root=x": "dinov3_vitb16", "mlmoe_dinov3:root=x": "dinov3_vitb16"},
+    "data.image_size": {"vpt:dataset=digits,resolution=448": 448, "lora:dataset=voc2007,resolution=224": 224},
+    "model.backbone.name": {
+        "vpt:dataset=digits": "vit_digits",
+        "lora:dataset=voc2007": "dinov2_vitb14",
+        "mlvpt_dinov3:root=x": "dinov3_vitb16",
+        "mlmoe_dinov3:root=x": "dinov3_vitb16",
+    },
 }
 
 

@@ -301,8 +301,3 @@ def test_a_full_disk(site, target, refusal):
     fetch(site.address, target)
     assert_complete(target)
     assert site.ranges == [None, "bytes=30000-"]
-
-
-def test_a_folder_that_cannot_be_made(site, target, refusal):
-    target.parents[1].write_text("a file")
-    assert f"cannot make the folder {target.parent}: " in refusal(fetch, site.address, target)

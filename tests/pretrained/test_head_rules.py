@@ -1,5 +1,6 @@
 """Checkpoints of Q2L, ML-Decoder, ML-GCN and ADD-GCN fill every parameter and statistic, and every tensor is used."""
 
+import functools
 import json
 import re
 
@@ -50,44 +51,44 @@ def query_tensors(case):
     return tensors | {name: np.random.RandomState(0).randn(*shape).astype(np.float32)}
 
 
-def small_resnet() -> dict[str, np.ndarray]:
-    """Return the tensors of the stem and of the first block of two stages of a ResNet."""
-    return {name: tensor for name, tensor in resnet().items() if re.match(r"conv1|bn1|layer[12]\.0", name)}
-
-
 def prefixed(prefix, tensors):
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def checkpoint(layout):
-    """Return a whole checkpoint of a layout and the module that it fills."""
-    if layout in ("ml_gcn", "add_gcn"):
-        words, graph = (Constant(np.zeros(shape, np.float32)) for shape in ((K, 12), (K, K)))
-        heads = {
-            "ml_gcn": lambda: MLGCNHead(SMALL.width, words, graph, hidden=HIDDEN, rngs=nnx.Rngs(0)),
-            "add_gcn": lambda: ADDGCNHead(SMALL.width, K, hidden=HIDDEN, rngs=nnx.Rngs(0)),
-        }
-        tensors = {
-            name: tensor.astype(np.float32 if tensor.dtype.kind == "f" else tensor.dtype)
-            for name, tensor in below(GRAPH, f"{layout}/weights/").items()
-        }
-        for name, tensor in small_resnet().items():
-            module, rest = name.split(".", 1)
-            tensors[f"features.{PLACES[module]}.{rest}"] = tensor
-        return tensors, empty(heads[layout], SMALL)
+def checkpoint(layout) -> dict[str, np.ndarray]:
+    """Return the tensors of a whole checkpoint of a layout."""
     if layout == "q2l":
         kept = {name: tensor for name, tensor in resnet().items() if "num_batches" not in name}
-        tensors = query_tensors("q2l_projection") | prefixed("backbone.0.body.", kept)
-        tensors["backbone.1.pe"] = np.ones((1, D, 3, 5), np.float32)
-        return tensors, empty(lambda: q2l_head(SHAPE.width, K, width=D, hidden=HIDDEN, rngs=nnx.Rngs(0)), SHAPE)
-    tensors = prefixed("fc.", query_tensors("ml_decoder_grouped")) | resnet()
-    return tensors, empty(
-        lambda: ml_decoder_head(SHAPE.width, 7, groups=3, width=D, hidden=HIDDEN, rngs=nnx.Rngs(0)), SHAPE
-    )
+        positions = {"backbone.1.pe": np.ones((1, D, 3, 5), np.float32)}
+        return query_tensors("q2l_projection") | prefixed("backbone.0.body.", kept) | positions
+    if layout == "ml_decoder_resnet":
+        return prefixed("fc.", query_tensors("ml_decoder_grouped")) | resnet()
+    tensors = {
+        name: tensor.astype(np.float32 if tensor.dtype.kind == "f" else tensor.dtype)
+        for name, tensor in below(GRAPH, f"{layout}/weights/").items()
+    }
+    for name, tensor in resnet().items():  # its stem and the first block of two stages
+        module, rest = name.split(".", 1)
+        if re.match(r"conv1|bn1|layer[12]\.0", name):
+            tensors[f"features.{PLACES[module]}.{rest}"] = tensor
+    return tensors
 
 
-def empty(make_head, shape) -> nnx.Module:
-    return nnx.eval_shape(lambda: Whole(make_head(), ResNet(shape, rngs=nnx.Rngs(0))))
+def model_of(layout, **decoder) -> nnx.Module:
+    """Return the model of a layout, without values."""
+    words, graph = (Constant(np.zeros(shape, np.float32)) for shape in ((K, 12), (K, K)))
+    make, shape = {
+        "q2l": (functools.partial(q2l_head, SHAPE.width, K, width=D), SHAPE),
+        "ml_decoder_resnet": (functools.partial(ml_decoder_head, SHAPE.width, 7, groups=3, width=D), SHAPE),
+        "ml_gcn": (functools.partial(MLGCNHead, SMALL.width, words, graph), SMALL),
+        "add_gcn": (functools.partial(ADDGCNHead, SMALL.width, K), SMALL),
+    }[layout]
+
+    def whole() -> Whole:
+        head = make(hidden=HIDDEN, rngs=nnx.Rngs(0), **decoder)
+        return Whole(head, ResNet(shape, rngs=nnx.Rngs(0)))
+
+    return nnx.eval_shape(whole)
 
 
 LAYOUT_NAMES = ("q2l", "ml_decoder_resnet", "ml_gcn", "add_gcn")
@@ -98,7 +99,7 @@ UNUSED = ("num_batches_tracked", "backbone.1.pe", "A", "mask_mat")
 @pytest.mark.parametrize("wrapper", ["", "module.", "state_dict.module."])
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
 def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
-    tensors, model = checkpoint(layout)
+    tensors, model = checkpoint(layout), model_of(layout)
     report = load_weights(model, write(tmp_path / "w.safetensors", prefixed(wrapper, tensors)))
     values = values_of(model)
     assert (report.layout, report.missing, set(report.loaded)) == (layout, (), set(values))
@@ -107,11 +108,16 @@ def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
         for path, expected in OF_ADD_GCN.items():
             np.testing.assert_array_equal(values[path], expected(tensors), err_msg=path)
     else:
-        used = {name: tensor for name, tensor in tensors.items() if not name.endswith(UNUSED)}
-        again = official_tensors(model)[1]
-        assert again.keys() == used.keys()
-        for name, tensor in used.items():
-            np.testing.assert_array_equal(again[name], tensor, err_msg=name)
+        assert_exported(model, tensors)
+
+
+def assert_exported(model, tensors):
+    """Assert that a model is written as the tensors that it has read."""
+    used = {name: tensor for name, tensor in tensors.items() if not name.endswith(UNUSED)}
+    written = official_tensors(model)[1]
+    assert written.keys() == used.keys()
+    for name, tensor in used.items():
+        np.testing.assert_array_equal(written[name], tensor, err_msg=name)
 
 
 # What parameters hold: path -> a function of the tensors of the file.
@@ -133,7 +139,7 @@ OF_ADD_GCN = {
 
 @pytest.mark.slow
 def test_self_attention_between_labels_is_not_dropped_from_a_checkpoint_of_q2l(tmp_path, refusal):
-    tensors, model = checkpoint("q2l")
+    tensors = checkpoint("q2l")
     random = np.random.RandomState(1)
     shapes = {"in_proj_weight": (3 * D, D), "in_proj_bias": (3 * D,), "out_proj.weight": (D, D), "out_proj.bias": (D,)}
     for layer in (f"transformer.decoder.layers.{number}" for number in range(2)):
@@ -142,18 +148,12 @@ def test_self_attention_between_labels_is_not_dropped_from_a_checkpoint_of_q2l(t
         tensors |= {name: random.randn(*shape).astype(np.float32) for name, shape in kept.items()}
     path = write(tmp_path / "w.safetensors", tensors)
     style = "q2l_self_attention"
-    assert refusal(load_official, model, path) == (
+    assert refusal(load_official, model_of("q2l"), path) == (
         f"{path} (q2l layout) has self-attention between labels; set config.model.head.decoder.style={style}"
     )
-    options = {"style": style, "width": D, "hidden": HIDDEN}
-    whole = empty(lambda: q2l_head(SHAPE.width, K, rngs=nnx.Rngs(0), **options), SHAPE)
-    report = load_official(whole, path)
-    assert report.missing == ()
-    assert not any("self_attn" in name for name in report.unused)
-    np.testing.assert_array_equal(
-        values_of(whole)["head/decoder/layers/1/self_attn/qkv/kernel"],
-        tensors["transformer.decoder.layers.1.self_attn.in_proj_weight"].T,
-    )
+    whole = model_of("q2l", style=style)
+    load_official(whole, path)
+    assert_exported(whole, tensors)
 
 
 def mapped(layout, keys):
@@ -185,7 +185,7 @@ def test_every_published_key_is_consumed(listed):
 
 
 def test_one_marker_recognizes_each_layout():
-    files = {layout: checkpoint(layout)[0] for layout in LAYOUT_NAMES} | {"ml_decoder": query_tensors("ml_decoder")}
+    files = {layout: checkpoint(layout) for layout in LAYOUT_NAMES} | {"ml_decoder": query_tensors("ml_decoder")}
     assert set(files) == {layout.name for layout in HEAD_LAYOUTS}
     for name, tensors in files.items():
         assert [layout.name for layout in HEAD_LAYOUTS if layout.marker in tensors] == [name]
