@@ -124,6 +124,7 @@ REQUESTS = [
         message(("labels", {"classification": 2})),
     ),
     infer("data and binary data", "does not fit", binary(message(size=len(BINARY)), BINARY + b"x")),
+    infer("bytes after the data", "does not fit", binary(message(), b"x")),
     infer("a cut element", "does not fit", binary(message(size=len(BINARY) - 1), BINARY[:-1])),
     infer("a long element", "does not fit", binary(message(size=9), b"\xff\xff\xff\xff1234\x00")),
     infer("a cut length", "does not fit", binary(message(size=3), b"\xff\xff\xff")),
