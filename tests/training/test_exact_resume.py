@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 from helpers import fake_store, small_program, tiny
-from helpers.runs import MIDDLE, STEPS, TRAIN, Made, assert_same_training, same_rows, train_until
+from helpers.runs import MIDDLE, STEPS, TRAIN, Made, assert_same_training, recipe, same_rows, train_until
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
@@ -158,6 +158,15 @@ def test_a_save_returns_freed_memory_and_a_start_is_recorded(run, tmp_path, monk
     train_until(MIDDLE + 1, stopped.config, stopped.folder)
     assert trimmed
     assert [start["step"] for start in read_starts(stopped.folder)] == [0, MIDDLE]
+
+
+@pytest.mark.usefixtures("run")
+def test_images_that_were_left_out_before_stay_listed(tmp_path, unreadable_image):
+    config, folder = recipe("probe", data__bad_images="skip"), RunFolder(tmp_path)
+    train_until(MIDDLE, config, folder)
+    unreadable_image()  # as after a failure of the network
+    train(config, folder)
+    assert [line.split(",")[0] for line in folder.read_text("skipped_images.csv").splitlines()] == ["split", "train"]
 
 
 # ---------------------------------------------------------------------------------------------------------- places
