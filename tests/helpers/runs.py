@@ -3,11 +3,11 @@
 The fixture `run` returns them: `run(kind, stage, **changes)`. `changes` are keys of the config, such as
 `loss__kind="role"`. Kinds:
 
-scored: drawn scores of two splits, and no model.
-report: every file that a report reads (`helpers/made_run.py`).
 published: the smallest of backbones, with published weights, and random values for the rest.
 program: ML-VPT, trained by the program in another process; `done` is what it printed.
 The names of RECIPES and configs: trained in this process. The stage "stopped" is that after half of the steps.
+
+Runs without a model are cheap, and written where a test needs them: `scored_run.py`, and for reports `made_run.py`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from helpers import made_run, scored_run, small_program, tiny
+from helpers import small_program, tiny
 from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import default_config, load_config, use_adapter
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -124,11 +124,6 @@ class Runs:
             self._files[key] = _files(made)
 
     def _make(self, kind: str, stage: str, folder: RunFolder, changes: dict) -> Made:
-        if kind == "scored":
-            splits = scored_run.drawn_split("val", 100), scored_run.drawn_split("test", 60, seed=1)
-            return Made(scored_run.write_run(folder.path, *splits, **changes))
-        if kind == "report":
-            return Made(made_run.make_run(folder.path, **changes))
         if kind == "published":
             config = published_config(**changes)
             write_published(folder, config)

@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 from scipy.ndimage import zoom
 
-from mlmoe_jax.config import default_config
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.mosaics import CELLS, cell_consistency
 from mlmoe_jax.models.outputs import Features
@@ -156,7 +155,3 @@ def test_the_cells_of_a_mosaic_agree_with_its_images():
     toward = draw.normal(size=maps.shape)
     slope = (exact(maps + 1e-6 * toward, targets) - exact(maps - 1e-6 * toward, targets)) / 2e-6
     np.testing.assert_allclose((gradient * toward).sum(), slope, rtol=1e-3)
-
-
-def test_nothing_is_mixed_by_default():
-    assert make_mixing(default_config().augment) is None

@@ -1,9 +1,21 @@
+import functools
+
 import pytest
 from helpers.scored_run import write_results
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys, config_of_run
+
+TYPES = {"model__dtype": "bfloat16", "model__frozen_dtype": "float32"}
+
+
+def config_with(**changes):
+    config = default_config()
+    for key, value in changes.items():
+        *sections, name = key.split("__")
+        functools.reduce(getattr, sections, config)[name] = value
+    return config
 
 
 @pytest.fixture
@@ -44,30 +56,24 @@ def test_a_run_resumes_with_the_same_config_only(finished, capsys, refusal):
 
 
 def test_a_run_keeps_the_types_that_it_recorded(finished):
-    config = default_config()
-    config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"
-    folder, now = finished(to_json(config)), default_config()
-    assert changed_keys(now, folder) == []
-    now = config_of_run(now, folder)
+    folder = finished(to_json(config_with(**TYPES)))
+    now = config_of_run(default_config(), folder)
     assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
-    now.model.frozen_dtype = "bfloat16"
-    assert changed_keys(now, folder) == ["model.frozen_dtype was 'float32' and is 'bfloat16'"], "only auto is replaced"
-    now.model.dtype, now.model.frozen_dtype = "float32", "float32"
-    assert changed_keys(now, folder) == ["model.dtype was 'bfloat16' and is 'float32'"]
 
 
-def test_a_custom_loss_term_is_part_of_the_config_of_a_run(finished):
-    config = default_config()
-    config.loss.terms.mine = 1.0
-    assert changed_keys(config, finished(to_json(config))) == []
-    assert changed_keys(default_config(), finished(to_json(config))) == ["loss.terms.mine was 1.0 and is 0.0"]
-    assert changed_keys(config, finished(to_json(default_config()))) == ["loss.terms.mine was 0.0 and is 1.0"]
-
-
-def test_keys_that_do_not_change_results_are_free(finished):
-    config = default_config()
-    folder = finished(to_json(config))
-    config.data.workers, config.mesh.fsdp, config.train.log_every = 3, 2, 5
-    assert changed_keys(config, folder) == []
-    config.data.cache_features = "float16"
-    assert changed_keys(config, folder) == ["data.cache_features was 'no' and is 'float16'"]
+@pytest.mark.parametrize(
+    ("stored", "now", "changes"),
+    [
+        ({}, {"data__workers": 3, "mesh__fsdp": 2, "train__log_every": 5}, []),  # these change no results
+        ({}, {"data__cache_features": "float16"}, ["data.cache_features was 'no' and is 'float16'"]),
+        (TYPES, {}, []),  # only auto is replaced
+        (TYPES, TYPES | {"model__frozen_dtype": "bfloat16"}, ["model.frozen_dtype was 'float32' and is 'bfloat16'"]),
+        (TYPES, TYPES | {"model__dtype": "float32"}, ["model.dtype was 'bfloat16' and is 'float32'"]),
+        # a loss term of one's own
+        ({"loss__terms__mine": 1.0}, {"loss__terms__mine": 1.0}, []),
+        ({"loss__terms__mine": 1.0}, {}, ["loss.terms.mine was 1.0 and is 0.0"]),
+        ({}, {"loss__terms__mine": 1.0}, ["loss.terms.mine was 0.0 and is 1.0"]),
+    ],
+)
+def test_changes_that_prevent_a_resume_are_described(finished, stored, now, changes):
+    assert changed_keys(config_with(**now), finished(to_json(config_with(**stored)))) == changes

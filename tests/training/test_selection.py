@@ -23,25 +23,6 @@ def consider(selection, step, *, raw, ema=None, patience=0):
     selection.consider(step, "val", candidates, patience=patience)
 
 
-def test_the_best_of_all_rounds_and_kinds_is_selected():
-    selection = Selection(START)
-    consider(selection, 10, raw=0.5, ema=0.3)
-    assert (selection.values["w"], selection.step, selection.kind, selection.split) == ("raw 10", 10, "raw", "val")
-    consider(selection, 20, raw=0.4, ema=0.6)
-    assert (selection.values["w"], selection.step, selection.kind) == ("ema 20", 20, "ema")
-    consider(selection, 30, raw=0.55, ema=0.59)
-    assert (selection.values["w"], selection.step, selection.kind) == ("ema 20", 20, "ema")
-    assert selection.best == {"raw": 0.55, "ema": 0.6}
-    assert selection.best_step == {"raw": 30, "ema": 20}
-
-
-def test_keep_selects_values_regardless_of_their_score():
-    selection = Selection(START)
-    consider(selection, 1, raw=0.9)
-    selection.keep(2, "ema", "", {"w": "last"})
-    assert (selection.values["w"], selection.step, selection.kind, selection.split) == ("last", 2, "ema", "")
-
-
 def test_notes_restore_all_fields_except_the_values():
     selection = Selection(START, "mAP_envelope")
     consider(selection, 1, raw=0.1, ema=0.25)

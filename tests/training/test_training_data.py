@@ -38,38 +38,48 @@ def started(tmp_path):
     config.data.name, config.data.root, config.data.test_splits = "csv", str(tmp_path), ()
     config.data.table = "all.csv"
     write(tmp_path, "all.csv", table(), images=[row.partition(",")[0] for row in ROWS[1:]])
-    with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
-        data = open_training_data(config)
-        data.label_space.save(file)
-        data.images.write(folder)
+    begin(folder, open_training_data(config))
     return config, folder
 
 
+def begin(folder: RunFolder, data) -> None:
+    """Write what a run on some data writes at its start."""
+    with folder.writing(), open(folder / "label_space.npz", "wb") as file:
+        data.label_space.save(file)
+        data.images.write(folder)
+
+
+REVERSED = "\n".join([ROWS[0], *ROWS[:0:-1]])
+LABELS = "labels have changed since the run in"
+MOVED = "training images of .*: a\\.png; move them back, or train in another"
+
+
 @pytest.mark.parametrize(
-    ("changed", "tree", "says"),
+    ("changed", "keys", "says"),
     [
-        (table(), "", []),
-        ("\n".join([ROWS[0], *ROWS[:0:-1]]), "", [f"{ORDER}3 now)"]),
-        (table().replace("cat;dog", "cat"), "", ["labels have changed since the run in"]),
-        (table(), "tree.yaml", ["labels have changed since the run in"]),
-        (table(a="spare"), "", [f"{ORDER}2 now)"]),
+        (table(), {}, []),
+        (REVERSED, {}, [f"{ORDER}3 now)"]),
+        (table().replace("cat;dog", "cat"), {}, [LABELS]),
+        (table(), {"data.tree": "tree.yaml"}, [LABELS]),
+        (table(a="spare"), {}, [f"{ORDER}2 now)"]),
         (
             table(d="train"),
-            "",
+            {},
             ["the training split now has 1 image that the run in {run} evaluated", f"{ORDER}4 now)"],
         ),
-        (table(a="val"), "", None),
-        (table(a="val", d="train"), "", None),
+        (table(a="val"), {}, MOVED),
+        (table(a="val", d="train"), {}, MOVED),
+        (REVERSED, {"loss.kind": "role"}, "and loss.kind=role has values for each; "),
     ],
 )
-def test_a_resumed_training_reports_data_that_have_changed(started, changed, tree, says, tmp_path, caplog):
+def test_a_resumed_training_reports_data_that_have_changed(started, changed, keys, says, tmp_path, caplog):
     config, folder = started
     caplog.clear()
     (tmp_path / "all.csv").write_text(changed)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
-    config.data.tree = tree
-    if says is None:
-        with pytest.raises(UserError, match=r"training images of .*: a\.png; move them back, or train in another"):
+    config.update_from_flattened_dict(keys)
+    if isinstance(says, str):
+        with pytest.raises(UserError, match=says):
             open_training_data(config, Resumed(config, folder))
         return
     assert open_training_data(config, Resumed(config, folder)).reordered == any(ORDER in text for text in says)
@@ -79,45 +89,27 @@ def test_a_resumed_training_reports_data_that_have_changed(started, changed, tre
         assert warning.startswith(start.format(run=folder))
 
 
-def test_values_per_training_image_do_not_move_to_other_images(started, tmp_path, refusal):
-    config, folder = started
-    config.loss.kind = "role"
-    (tmp_path / "all.csv").write_text("\n".join([ROWS[0], *ROWS[:0:-1]]))
-    assert "and loss.kind=role has values for each; " in refusal(open_training_data, config, Resumed(config, folder))
-
-
 def test_evaluated_images_that_the_values_were_trained_on_are_named(started, tmp_path, caplog):
-    """Also in a third run, which starts from a run that starts from the run of these images."""
+    """Also in a third run, which starts from a run that starts from the run of these images, and if it resumes."""
     config, folder = started
     second = RunFolder(tmp_path / "second")
     (tmp_path / "all.csv").write_text(table(a="spare"))
-    images = open_training_data(config, RunOrigin(config, folder)).images
-    with second.writing():
-        images.write(second)
+    begin(second, open_training_data(config, RunOrigin(config, folder)))
     assert "too good" not in caplog.text
     (tmp_path / "all.csv").write_text(table(a="val"))
     for run, runs in ((folder, folder), (second, f"{second} or of a run that it started from")):
         caplog.clear()
-        open_training_data(config, RunOrigin(config, run))
+        data = open_training_data(config, RunOrigin(config, run))
         warn_of_leak(run, "val", ["e.png", "a.png", "d.png"])
         assert [message for message in caplog.messages if "too good" in message] == 2 * [LEAK.format(run=runs)]
+    begin(third := RunFolder(tmp_path / "third"), data)
+    caplog.clear()
+    open_training_data(config, Resumed(config, third))
+    assert LEAK.format(run=f"{third} or of a run that it started from") in caplog.messages
     caplog.clear()
     warn_of_leak(RunFolder(tmp_path), "val", ["a.png"])  # a shared model has no record
     warn_of_leak(folder, "val", ["d.png"])
     assert not caplog.messages
-
-
-def test_a_run_that_started_with_such_images_resumes(started, tmp_path, caplog):
-    config, folder = started
-    (tmp_path / "all.csv").write_text(table(a="val"))
-    second = RunFolder(tmp_path / "second")
-    data = open_training_data(config, RunOrigin(config, folder))
-    with second.writing(), open(tmp_path / "second" / "label_space.npz", "wb") as file:
-        data.label_space.save(file)
-        data.images.write(second)
-    caplog.clear()
-    open_training_data(config, Resumed(config, second))
-    assert LEAK.format(run=f"{second} or of a run that it started from") in caplog.messages
 
 
 def test_known_positives_imply_others(tmp_path):
