@@ -70,9 +70,9 @@ def test_processes_agree(start_job, tmp_path):
     assert found[0]["rounds"] == found[1]["rounds"] in range(5, 25)
     values = np.arange(12, dtype=np.float32)
     plain, first, second = (hashlib.sha256(part.tobytes()).hexdigest() for part in (values, values[:6], values[6:]))
-    assert found[0]["digests"] == {"['parts']": {"0:2,0:3": first}, "['everywhere']": plain}
-    assert found[1]["digests"] == {"['parts']": {"2:4,0:3": second}}, "each process has the digests of its own shards"
-    together = {"['parts']": {"0:2,0:3": first, "2:4,0:3": second}, "['everywhere']": plain}
+    assert found[0]["digests"] == {"parts": {"0:2,0:3": first}, "everywhere": plain}
+    assert found[1]["digests"] == {"parts": {"2:4,0:3": second}}, "each process has the digests of its own shards"
+    together = {"parts": {"0:2,0:3": first, "2:4,0:3": second}, "everywhere": plain}
     stored = last_digests(RunFolder(tmp_path))
     assert stored["state"] == stored["selected"] == together
     assert [job.printed(number) for number in range(2)] == ["0\n", ""], (
