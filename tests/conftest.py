@@ -52,16 +52,16 @@ def unreadable_image(monkeypatch):
     """Image 3 of every split in memory cannot be read, until this function is called."""
     from mlmoe_jax.data.images import ArrayImages, BadImage
 
-    read = ArrayImages.read
+    read = ArrayImages.open
 
-    def sometimes(self, row, decoding=None):
+    def sometimes(self, row, *decoding):
         if row == 3:
             raise BadImage("cannot read image 3 as an image: it is empty")
-        return read(self, row)
+        return read(self, row, *decoding)
 
     monkeypatch.setattr(ArrayImages, "stamp", lambda self, row: str(row))
-    monkeypatch.setattr(ArrayImages, "read", sometimes)
-    return lambda: monkeypatch.setattr(ArrayImages, "read", read)
+    monkeypatch.setattr(ArrayImages, "open", sometimes)
+    return lambda: monkeypatch.setattr(ArrayImages, "open", read)
 
 
 @pytest.fixture
