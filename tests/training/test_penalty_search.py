@@ -137,21 +137,6 @@ def test_a_rotation_keeps_the_features_and_their_distances(images, width):
     assert (np.diff(squares) <= 1e-3 * squares[:-1]).all(), "widest first"
 
 
-def test_folds_have_one_size_and_equal_shares_of_each_label():
-    _, codes = problem(103, 8, labels=6)
-    codes[:, 5] = NEGATIVE
-    codes[:5, 5] = POSITIVE
-    fold = assign_folds(codes, 5, 0)
-    assert sorted(np.bincount(fold)) == [20, 20, 21, 21, 21]
-    counts = np.array([(codes[fold == number] == POSITIVE).sum(axis=0) for number in range(5)])
-    spread = counts.max(axis=0) - counts.min(axis=0)
-    frequent = (codes == POSITIVE).sum(axis=0).argmax()  # it comes last
-    assert (np.delete(spread, frequent) <= 1).all()
-    np.testing.assert_array_equal(counts[:, 5], 1)
-    np.testing.assert_array_equal(fold, assign_folds(codes, 5, 0))
-    assert (fold != assign_folds(codes, 5, 1)).any()
-
-
 @pytest.mark.slow
 def test_few_images_have_fewer_folds():
     features, codes = problem(3, 5)
