@@ -105,8 +105,8 @@ def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dic
     return {path: np.asarray(value) for path, value in {**values, **parts.frozen}.items()}
 
 
-def all_values(parts) -> dict[str, np.ndarray]:
-    return {path: np.asarray(x) for path, x in {**parts.trainable, **parts.frozen, **parts.stats}.items()}
+def all_values(parts) -> dict:
+    return {**parts.trainable, **parts.frozen, **parts.stats}
 
 
 def same(ours: dict, theirs: dict) -> None:
@@ -150,7 +150,7 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     model = drawn_model(config, space, seed=4)
     export_official(model, tmp_path / "in.npz")
     parts = initial_parts(config, space)
-    same(all_values(parts), {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()})
+    same(all_values(parts), ModelDef.split(model)[1])
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'in.npz'}: {len(all_values(parts))} parameters from the vpt_deep layout" in told
     config.model.backbone.normalization = "unit"
@@ -172,7 +172,7 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
         assert bias[here] == theirs["head/classifier/bias"][there]
     np.testing.assert_array_equal(kernel[:, 1], first.trainable["head/classifier/kernel"][:, 1])
     assert bias[1] == first.trainable["head/classifier/bias"][1]
-    same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
+    same(parts.frozen, published)
     assert parts.unpublished == frozenset(), "the published file has all of them"
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'a'}: {len(theirs)} of {len(theirs)} parameters, as selected at step 20" in told
@@ -248,7 +248,7 @@ def test_a_published_backbone_is_read_again_for_another_precision(config, publis
     make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     config.model.frozen_dtype, config.init_from = "float32", str(tmp_path / "a")
     parts = initial_parts(config, space_of("cat", "dog"))
-    same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
+    same(parts.frozen, published)
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
     config.init_from = str(tmp_path / "in.npz")
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     run = open_run(RunFolder(tmp_path / "a"))
-    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, theirs)
+    same({**run.values, **run.frozen}, theirs)
     assert run.frozen["backbone/pos_embed"].shape == (1, 17, 16)
     for source in ("in.npz", "a"):
         config.init_from = str(tmp_path / source)
@@ -283,7 +283,7 @@ def test_only_unpublished_values_are_stored(config, published, tmp_path):
     stored = load_file(tmp_path / "a" / "frozen.safetensors")
     assert set(stored) == {"prompts/token_mask", "prompts/segment_mask"}
     run = open_run(RunFolder(tmp_path / "a"))
-    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, theirs)
+    same({**run.values, **run.frozen}, theirs)
     config.init_from = str(tmp_path / "a")
     for given, mask in (("", [1, 0, 1, 1]), ("0111", [0, 1, 1, 1])):  # the config has precedence
         prompts.kept_tokens = given
@@ -348,11 +348,11 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in outcome.text()
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
 
-    wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
+    wanted = ModelDef.split(model)[1]
     train(config, folder)  # resumes from the imported values, and the steps leave them unchanged
     run = open_run(folder)
     assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
-    same({path: np.asarray(x) for path, x in {**run.values, **run.frozen}.items()}, wanted)
+    same({**run.values, **run.frozen}, wanted)
     assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
 
 
@@ -364,5 +364,5 @@ def test_a_resumed_run_needs_only_its_folder(config, tmp_path):
     make_run(folder, config, space)
     (tmp_path / "in.npz").unlink()
     again = parts_of_run(folder, config, space)
-    same({p: np.asarray(x) for p, x in again.frozen.items()}, {p: np.asarray(x) for p, x in fresh.frozen.items()})
+    same(again.frozen, fresh.frozen)
     assert again.unpublished == fresh.unpublished == set(fresh.frozen)
