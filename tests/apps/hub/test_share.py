@@ -14,7 +14,7 @@ from helpers.runs import CALIBRATION, write_published
 from helpers.scored_run import write_results
 from safetensors.numpy import load, load_file, save
 
-from mlmoe_jax.apps.cli.flags import parse_flags as parse
+from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.hub.card import _plain
 from mlmoe_jax.apps.report import run_files, training
@@ -62,6 +62,20 @@ def pushed(made, hub):
     return hub.repositories["user/name"]["main"]
 
 
+@pytest.fixture
+def own(made, tmp_path) -> RunFolder:
+    """A copy of the run that a test may change."""
+    shutil.copytree(made[0].path, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+def card_of(run: RunFolder) -> str:
+    """Return the model card of a run."""
+    output = Path(run.path).with_name("out")
+    assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={output}"]) == 0
+    return (output / "README.md").read_text()
+
+
 def images() -> list[np.ndarray]:
     return list(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8))
 
@@ -104,12 +118,9 @@ def test_the_model_card(pushed):
     assert json.loads(pushed["backbone.json"])["fingerprint"] in body
 
 
-def test_the_model_card_says_what_out_of_fold_is(made, tmp_path):
-    shutil.copytree(made[0].path, tmp_path / "run")
-    run, scored = RunFolder(tmp_path / "run"), replace(read_scores(made[0])["test"], name="out_of_fold")
-    write_results(run, {"out_of_fold": METRICS}, scored)
-    assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={tmp_path / 'out'}"]) == 0
-    card = (tmp_path / "out" / "README.md").read_text()
+def test_the_model_card_says_what_out_of_fold_is(own):
+    write_results(own, {"out_of_fold": METRICS}, replace(read_scores(own)["test"], name="out_of_fold"))
+    card = card_of(own)
     assert "`out_of_fold` are the training images, each scored by a fit without the image." in card
     assert "AP is the average precision on out\\_of\\_fold, and" in card
 
@@ -120,26 +131,23 @@ def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
         selection_origin(notes)
 
 
-def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypatch):
-    shutil.copytree(made[0].path, tmp_path / "run")
-    run, draw = RunFolder(tmp_path / "run"), np.random.default_rng(0)
-    config = json.loads(run.read_text("config.json"))
+def test_the_model_card_says_when_its_numbers_are_rough(own, monkeypatch):
+    config, draw = own.read_json("config.json"), np.random.default_rng(0)
     config["data"] |= {"name": "csv", "test_splits": []}
-    run.write_json("config.json", config)
+    own.write_json("config.json", config)
     codes = (np.arange(60)[:, None] % 20 < [1, 2, 3]).astype(np.int8)  # 3, 6 and 9 positives
     scores = np.clip(0.3 + 0.3 * codes + 0.2 * draw.normal(size=codes.shape), 0, 1)
     ids = np.array([f"{n}.jpg" for n in range(60)])
-    write_results(run, {"val": METRICS}, SplitScores("val", ids, scores, codes))
-    assert "rough: its images have" in training.why_rough(RunFiles(run)), "no split selected these weights"
+    write_results(own, {"val": METRICS}, SplitScores("val", ids, scores, codes))
+    assert "rough: its images have" in training.why_rough(RunFiles(own)), "no split selected these weights"
     chosen = Selection({}, "mAP")
     chosen.keep(20, "raw", "val", {})
     monkeypatch.setattr(run_files, "newest_notes", lambda folder: chosen.notes())
-    assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={tmp_path / 'out'}"]) == 0
-    card = (tmp_path / "out" / "README.md").read_text()
+    card = card_of(own)
     reasons = "its images selected the weights and have a median of 6 positives per label"
     assert f"The metrics on val are rough: {reasons}." in card
     assert "In brackets: 95 % intervals over resamples of the images." in card
-    low, high = training.intervals(RunFiles(run))["mAP"]
+    low, high = training.intervals(RunFiles(own))["mAP"]
     assert f"| mAP | 75.00 ({100 * low:.1f} to {100 * high:.1f}) |" in card
     assert "Trained on 10 images of a data set of the owner at" in card
     assert 'In the source folder of mlmoe_jax:\n\n```bash\npip install -e ".[serve]"\n' in card
@@ -210,8 +218,7 @@ def test_predict_writes_into_the_working_directory(pushed, tmp_path, monkeypatch
 
 def test_a_run_starts_from_a_shared_model(made, pushed):
     run, config = made
-    overrides = parse(["--config=x", "--init-from=hf:user/name"])[1]
-    assert overrides == [("init_from", "hf:user/name")]
+    assert parse_flags(["--config=x", "--init-from=hf:user/name"])[1] == [("init_from", "hf:user/name")]
     started = config.copy_and_resolve_references()
     started.init_from = "hf:user/name"
     space = Predictor.from_run(run.path).run.label_space
@@ -296,10 +303,9 @@ def test_what_a_push_refuses(made, hub, refusal, monkeypatch, flags, fail, says)
     assert not any(hub.repositories["user/public"].values())
 
 
-def test_without_results_or_token_nothing_is_uploaded(made, hub, refusal, monkeypatch, tmp_path):
-    shutil.copytree(made[0].path, tmp_path / "run")
-    (tmp_path / "run" / "results.json").unlink()
-    assert "has no results.json; run --mode=eval" in refusal(share.push, RunFolder(tmp_path / "run"), "user/name")
+def test_without_results_or_token_nothing_is_uploaded(made, own, hub, refusal, monkeypatch, tmp_path):
+    (own / "results.json").unlink()
+    assert "has no results.json; run --mode=eval" in refusal(share.push, own, "user/name")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     assert "there is no token for the hub" in refusal(share.push, made[0], "user/name")
