@@ -147,9 +147,11 @@ def running() -> Iterator[Store]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()
         store.address = f"http://localhost:{place.getsockname()[1]}"
-        yield store
-        server.should_exit = True
-        thread.join()
+        try:
+            yield store
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def environment(store: Store) -> dict[str, str]:

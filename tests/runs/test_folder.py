@@ -127,27 +127,3 @@ def test_rows_are_appended_and_those_after_a_step_and_other_lines_dropped(folder
     folder.drop_rows_after(2)
     folder.append_row({"step": 3})
     assert [row["step"] for row in folder.rows()] == [1, 2, 3]
-
-
-# --------------------------------------------------------------------------------------------------- object stores
-def test_no_locks_and_no_renaming_in_an_object_store(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path / "run")
-    folder.is_local = False
-    (tmp_path / "run" / "deep").mkdir(parents=True)  # an object needs no folder
-
-    def not_supported(*_):
-        raise AssertionError("object stores do not support this")
-
-    for module, name in (("os", "replace"), ("os", "fsync"), ("filelock.FileLock", "acquire")):
-        monkeypatch.setattr(f"{module}.{name}", not_supported)
-    with folder.writing(), folder.writing():
-        folder.write_json("deep/x.json", {"a": 1})
-        folder.append_row({"step": 1})
-        folder.append_row({"step": 2})
-        folder.drop_rows_after(1)
-        folder.append_row({"step": 3})
-        assert folder.rows() == [{"step": 1}, {"step": 3}]
-        folder.uploads.close()
-    assert folder.read_json("deep/x.json") == {"a": 1}
-    assert RunFolder(tmp_path / "run").rows() == folder.rows() == [{"step": 1}, {"step": 3}]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["deep", "metrics.jsonl"]

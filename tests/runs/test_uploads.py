@@ -46,6 +46,22 @@ def steps(folder: RunFolder) -> list[int]:
     return [row["step"] for row in RunFolder(str(folder)).rows()]
 
 
+def test_a_folder_needs_neither_locks_nor_renaming(store):
+    folder = RunFolder("gs://bucket/run")
+    with folder.writing(), folder.writing():
+        folder.write_json("deep/x.json", {"a": 1})
+        folder.append_row({"step": 1})
+        folder.append_row({"step": 2})
+        folder.drop_rows_after(1)
+        folder.append_row({"step": 3})
+        assert folder.rows() == [{"step": 1}, {"step": 3}]
+        folder.uploads.close()
+    assert folder.read_json("deep/x.json") == {"a": 1}
+    assert steps(folder) == [1, 3]
+    assert sorted(name for _, name in store.objects) == ["run/deep/x.json", "run/metrics.jsonl"]
+    assert not store.refused
+
+
 def test_fifty_rows_need_at_most_ten_requests(store):
     folder = RunFolder("gs://bucket/few")
     log, store.requests = log_of(folder), []

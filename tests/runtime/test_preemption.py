@@ -181,13 +181,20 @@ def test_an_exception_in_place_of_the_interrupt_is_an_interrupt_too():
     assert interrupted(command) == []
 
 
-def test_a_command_that_goes_on_ends_at_a_third_signal():
-    program = (
-        "import os, signal, time\nfrom mlmoe_jax.runtime.preemption import interruptible\n"
-        "with interruptible(130, patience=0.05):\n os.kill(os.getpid(), signal.SIGINT)\n"
-        " while True:\n  try:\n   time.sleep(30)\n  except BaseException: pass"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(("signals", "patience"), [(1, 0.05), (3, 60)])
+def test_a_command_that_goes_on_ends_after_a_time_and_at_a_third_signal(signals, patience):
+    program = f"""
+import os, signal, time
+from mlmoe_jax.runtime.preemption import interruptible
+waits = [*{signals} * [lambda: os.kill(os.getpid(), signal.SIGINT)], lambda: time.sleep(30)]
+with interruptible(130, patience={patience}):
+    while True:
+        try:
+            (waits.pop(0) if len(waits) > 1 else waits[0])()
+        except BaseException:
+            pass
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
     assert (ended.returncode, ended.stderr) == (130, "")
 
 

@@ -3,6 +3,7 @@ import logging
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,20 +11,12 @@ from mlmoe_jax.runtime import progress as progress_module
 from mlmoe_jax.runtime.progress import SPEED_STEPS, DownloadBar, Progress, status
 
 
-class Clock:
-    """A clock that advances only by `wait`."""
-
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-    def wait(self, seconds: float):
-        self.now += seconds
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    """A clock that stands at `now`."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
 
 
 # --------------------------------------------------------------------------------------------------------- speed
@@ -32,12 +25,12 @@ def test_figures_of_speed_and_waiting(clock):
 
     def slow_batches():
         for first in (True, False, False, False):
-            clock.wait(50.0 if first else 1.0)
+            clock.now += 50.0 if first else 1.0
             yield "batch"
 
     for batch in progress.waiting(slow_batches()):
         assert batch == "batch"
-        clock.wait(3.0)
+        clock.now += 3.0
         progress.advance()
     assert progress.speed() == {"images_per_second": 3 * 32 / 12, "data_wait": 3 / 12}, "without the first step"
     assert progress.speed_text() == "8.0 images/s, 25 % data wait"
@@ -46,7 +39,7 @@ def test_figures_of_speed_and_waiting(clock):
 def test_figures_are_those_of_recent_steps(clock):
     progress = Progress("train", 1000, 10, start=90)
     for seconds in (*[10.0] * 50, *[0.5] * SPEED_STEPS):
-        clock.wait(seconds)
+        clock.now += seconds
         progress.advance()
     assert progress.step == 90 + 50 + SPEED_STEPS
     assert progress.speed()["images_per_second"] == 20.0
@@ -57,8 +50,8 @@ def test_a_pause_is_excluded_from_the_figures(clock):
     progress = Progress("train", 10, 32)
     progress.advance()
     with progress.paused():
-        clock.wait(100.0)
-    clock.wait(2.0)
+        clock.now += 100.0
+    clock.now += 2.0
     progress.advance()
     assert progress.speed()["images_per_second"] == 32 / 2
 
@@ -67,7 +60,7 @@ def test_a_pause_is_excluded_from_the_figures(clock):
 def test_without_a_terminal_there_is_a_line_every_5_s_and_later_every_15_s(clock, capsys):
     progress = Progress("train", 100, 2)
     for seconds in (0.0, *[4.0] * 22):
-        clock.wait(seconds)
+        clock.now += seconds
         progress.advance("loss 0.5")
     progress.close()
     lines = capsys.readouterr().err.splitlines()
@@ -78,7 +71,7 @@ def test_without_a_terminal_there_is_a_line_every_5_s_and_later_every_15_s(clock
 
 def test_the_first_line_has_no_figures(clock, capsys):
     progress = Progress("train", 11, 1)
-    clock.wait(9000.0)
+    clock.now += 9000.0
     progress.advance("loss 0.5")
     assert capsys.readouterr().err == "train 1/11 loss 0.5\n"
 

@@ -255,11 +255,21 @@ FOLDERS = [
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
+@contextlib.contextmanager
+def little_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        yield
+    finally:
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "in KB"
+
+
 def of_path(name: str, path: str, says: str, make=None, most: int = 10) -> Refusal:
     """A path that cannot be read, or not as so few bytes."""
 
     def call(at):
-        read_bytes(os.path.join(at, path) if make else path, most)
+        with little_memory():
+            read_bytes(os.path.join(at, path) if make else path, most)
 
     return Refusal(name, make and (lambda at: make(at / path) and None), call, says, error=OSError)
 
@@ -280,13 +290,8 @@ def of_table(text: str) -> Refusal:
 
 
 def read_arrays(at, **options):
-    """Read the arrays, and take no more memory than they have."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        with damage_explained(at / "a.npz"), open(at / "a.npz", "rb") as file:
-            read_npz(file, **options)
-    finally:
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "in KB"
+    with little_memory(), damage_explained(at / "a.npz"), open(at / "a.npz", "rb") as file:
+        read_npz(file, **options)
 
 
 def of_member(shape: str, descr: str = "'<f4'") -> Refusal:

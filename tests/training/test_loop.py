@@ -72,15 +72,6 @@ def test_the_order_within_a_step_is_the_one_that_an_exact_resume_needs(run, tmp_
     assert events == [event for step in of_step.values() for event in step]
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"5\n", b"[" * 100_000, b'{"step": 3, "lo'])
-def test_a_damaged_row_of_metrics_is_left_out(run, tmp_path, capsys, line):
-    folder = run("probe", "stopped").copy(tmp_path / "run").folder
-    with open(folder / "metrics.jsonl", "ab") as file:
-        file.write(line)
-    assert [row["step"] for row in folder.rows()] == list(range(1, MIDDLE + 1))
-    assert f"{folder / 'metrics.jsonl'}: 1 damaged line left out" in capsys.readouterr().err
-
-
 def rewrite_label_space(folder: RunFolder, **changes) -> None:
     buffer = io.BytesIO()
     dataclasses.replace(read_run(folder)[1], **changes).save(buffer)
