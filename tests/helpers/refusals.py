@@ -145,7 +145,10 @@ def run_command(*arguments: str) -> int:
     from mlmoe_jax.main import main
 
     with contextlib.redirect_stderr(io.StringIO()) as shown:
-        code = main(list(arguments))
+        try:
+            code = main(list(arguments))
+        except UserError as error:
+            raise AssertionError("the program has raised what it should print") from error
     sentences = [line for line in shown.getvalue().splitlines() if line.startswith("error: ")]
     if code != 2:
         assert not sentences
