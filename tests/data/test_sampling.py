@@ -7,7 +7,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from helpers.tables import lines, settings, write
+from helpers.tables import lines, settings, split_of, write
 from sklearn.model_selection import GroupKFold
 
 from mlmoe_jax.data.label_codes import few_positives
@@ -199,3 +199,9 @@ def test_a_column_or_a_key_names_the_groups(tmp_path, name, text, groups):
     assert split.take(np.array([1, 0]), "val").groups == [groups[1], groups[0]]
     data.update({"group_column": "", "label_column": "labels"})
     assert name == "wide" or open_split(data, "train").groups is None
+
+
+def test_the_fingerprint_of_a_split_depends_on_names_labels_and_groups():
+    given = {"ids": "xy", "labels": (1, 0, 0, 0), "groups": ["p", "q"]}
+    changes = ({}, {"ids": "xz"}, {"labels": (0, 1, 0, 0)}, {"groups": ["p", "p"]})
+    assert len({split_of(**given | change).fingerprint for change in changes}) == 4
