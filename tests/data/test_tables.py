@@ -11,7 +11,6 @@ from PIL import Image
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.sources.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits
-from mlmoe_jax.data.sources.rows import read_classes
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.formats import read_cell_names
@@ -254,11 +253,6 @@ def test_a_column_assigns_rows_to_splits(tmp_path, kind):
     assert train.images.take(np.array([1])).line(0) == (f"all.{kind}", 6)
 
 
-def test_a_table_without_splits_is_the_training_split(tmp_path):
-    write(tmp_path, "all.csv", "image,labels\na.png,x\n")
-    assert listed(open_split(settings(tmp_path, table="all.csv", train_split="learn"), "learn")) == ["a.png: x"]
-
-
 SPELLINGS = ["Train", "train ", "training", "val", "valid", "Validation", "", "extra", "extra"]
 
 
@@ -305,11 +299,6 @@ def test_spellings_of_a_split_have_one_key():
     }
     for key, names in names_of_key.items():
         assert {split_key(name) for name in names.split("|")} == {key}
-
-
-def test_class_files_have_one_name_per_line(tmp_path):
-    (tmp_path / "names.txt").write_text("b\n\n a \n")
-    assert read_classes(tmp_path / "names.txt") == ("b", "a")
 
 
 # ---------------------------------------------------------------------------------------------------------------- size
