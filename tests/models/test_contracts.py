@@ -1,5 +1,6 @@
 """The declarations of every head and every backbone against their behavior."""
 
+import re
 import subprocess
 import sys
 
@@ -184,6 +185,9 @@ def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(na
     layers, extra = head.published_macs(N)
     assert layers > 0
     assert extra >= 0
+    queries = 2 if name == "grouped decoding" else LABELS
+    norms = {path: p for path, p in ModelDef.split(head)[1].items() if re.match("decoder/.*norm.*/scale", path)}
+    assert head.norm_macs(N) == sum(4 * p.size * (N if "encoder" in path else queries) for path, p in norms.items())
     not_computed = (LABELS - 1) * LABELS * 6 if kind == "add_gcn" else 0
     if not kind.startswith("group"):  # which compute the votes of all groups, and select those of a label's
         assert count_macs(program) == layers + extra - head.norm_macs(N) - not_computed
