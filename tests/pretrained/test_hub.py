@@ -10,6 +10,7 @@ from helpers.tensor_files import changed
 from huggingface_hub import constants
 
 from mlmoe_jax.pretrained.hub import Address, fetch_model, parse_address, upload_model
+from mlmoe_jax.runtime.storage import Folder
 
 MOST = {"config.json": 100, "adapter.safetensors": 1000}
 FILES = {"config.json": b"{}", "adapter.safetensors": b"tensors"}
@@ -80,6 +81,7 @@ def test_a_new_commit_is_another_folder_and_a_known_one_is_only_read(hub, capsys
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", fail)
+        patch.setattr(Folder, "write_text", fail)
         assert fetched() == first
     assert capsys.readouterr().err == ""
     assert not downloads(hub)
