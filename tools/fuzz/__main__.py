@@ -31,6 +31,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from mlmoe_jax.runtime.table import Table
+
 SECONDS, BYTES = 5.0, 1_000_000_000  # CPU time and memory of the process, so that a busy machine has no effect
 WAIT = 12 * SECONDS  # wall time
 BATCH = 50
@@ -222,8 +224,7 @@ def _lines(process: subprocess.Popen):
 
 def table(answers: list[dict[str, object]]) -> str:
     """Return one line per group: cases, each kind of failure, the slowest case and the most memory."""
-    columns = ("group", "cases", *OUTCOMES, "refused", "slowest", "most memory")
-    rows = [columns]
+    rows = []
     names = list(dict.fromkeys(answer["group"] for answer in answers))
     for name in [*names, "all"]:
         members = [answer for answer in answers if name in ("all", answer["group"])]
@@ -231,9 +232,8 @@ def table(answers: list[dict[str, object]]) -> str:
         refused = sum(1 for answer in members if answer["outcome"] is None and answer["detail"])
         slowest, most = max(answer["seconds"] for answer in members), max(answer["memory"] for answer in members)
         failures = [str(counted[outcome]) for outcome in OUTCOMES]
-        rows.append((name, str(len(members)), *failures, str(refused), f"{slowest:.1f} s", f"{most / 1e6:.0f} MB"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        rows.append((name, len(members), *failures, refused, f"{slowest:.1f} s", f"{most / 1e6:.0f} MB"))
+    return Table(("group", "cases", *OUTCOMES, "refused", "slowest", "most memory"), rows).text()
 
 
 def main() -> int:
