@@ -48,6 +48,7 @@ COMMANDS = {
     "summary --config=mlvpt_digits --configs=linear_probe": "needs either --config=FILE or --configs",
     "prune --config=mlvpt_digits --workdir=new": "prunes the prompts of E2VPT, not group prompts; start from",
     "import --config=mlvpt_digits --workdir=new": "needs --config.init_from",
+    "export --workdir=run --output=a.npz": "run is not the run folder of a training: it has no thresholds.json",
     "export --workdir=run --output=a": "needs --format; there are stablehlo, onnx",
     "export --workdir=run --output=a.npz --include-frozen=auto": "--format=official does not take --include-frozen",
     "export --workdir=run --output=a.pth": "is written to .safetensors and .npz files",
