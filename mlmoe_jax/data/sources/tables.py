@@ -219,7 +219,7 @@ def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
     if not separator:
         raise UserError("data.separator is empty; set it to the text between the names in a cell")
 
-    @functools.lru_cache(maxsize=1 << 16)  # most tables repeat their cells
+    @functools.lru_cache(maxsize=1 << 12)  # most tables repeat their cells
     def read_cell(cell: str) -> dict[str, int]:
         names = formats.read_cell_names(formats.unescape_cell(cell), separator)
         return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
