@@ -143,9 +143,9 @@ def test_the_official_ml_vpt_reproduces_its_outputs(register):
             assert np.abs(ours[term] - reference[key]).max() < 2e-5 * np.abs(reference[key]).max(), (phase, term)
 
 
-def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_path, capsys):
+def test_a_checkpoint_does_not_need_a_published_backbone(config, tmp_path, capsys):
+    assert not (tmp_path / "cache").exists()
     space = space_of("a", "b", "c")
-    assert "the weights of tiny are not available" in refusal(assemble, config, space)
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
     model = drawn_model(config, space, seed=4)
     export_official(model, tmp_path / "in.npz")
@@ -156,8 +156,6 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     config.model.backbone.normalization = "unit"
     initial_parts(config, space)
     assert "the authors' code computes something else: model.backbone.normalization is unit" in capsys.readouterr().err
-
-    assert "head/classifier/bias has shape (3,) instead of (2,)" in refusal(initial_parts, config, space_of("a", "b"))
 
 
 # ------------------------------------------------------------------------------------------------- another run
@@ -324,7 +322,7 @@ def own_images(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path, capsys):
+def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, tmp_path):
     config, folder = own_images, RunFolder(tmp_path / "run")
     config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0
     config.init_from = str(tmp_path / "in.safetensors")
@@ -332,7 +330,6 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     export_official(model, tmp_path / "in.safetensors")
     import_run(config, folder)
     (tmp_path / "in.safetensors").rename(tmp_path / "kept.safetensors")  # the folder has all values
-    assert refusal(import_run, config, folder) == f"{folder} already holds a run; choose another --workdir"
 
     assert set(evaluate_run(folder, [])) == {"test"}
     files = [tmp_path / "data" / f"test{row}.png" for row in range(6)]

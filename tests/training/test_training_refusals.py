@@ -358,6 +358,12 @@ REFUSALS = [
         lambda at: import_run(recipe("probe"), RunFolder(at)),
         "--mode=import needs --config.init_from=FILE",
     ),
+    Refusal(
+        "an import over a run",
+        other_run,
+        lambda at: import_run(recipe("probe", init_from="in.npz"), RunFolder(at / "other")),
+        "other already holds a run; choose another --workdir",
+    ),
 ]
 
 
