@@ -70,6 +70,12 @@ def test_corrections_are_noted_for_the_images_of_the_batch():
     assert "loss/corrected" not in {**state.raw(), **state.ema, **state.trainable}
 
 
+def test_corrections_of_all_parts_of_a_batch_are_noted():
+    state, _ = bench_of("ll_cp", accumulate=2).run(batch_of(), first=3)
+    rows = np.flatnonzero(state.stats["loss/corrected"].any(axis=1))
+    assert {ROWS.tolist().index(row) % 2 for row in rows} == {0, 1}, "the parts are every other image"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ll_r", "epr"])
 def test_images_are_compared_within_the_parts_of_a_batch(kind):
