@@ -60,15 +60,6 @@ def test_the_notes_of_the_newest_checkpoint_can_be_read_alone(folder, monkeypatc
     assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 2}
 
 
-def test_the_selected_values_can_be_restored_alone(folder):
-    save_steps(folder, 3)
-    damage(folder, 3, "state")
-    with open_manager(folder, writing=False) as manager:
-        restored = restore(manager, selected=make_state(0).ema)
-    assert restored.state is None
-    identical(restored.selected, make_state(3).ema)
-
-
 def test_the_newest_is_restored_and_the_newest_are_kept(folder):
     save_steps(folder, 2, 9, 10, keep=2)
     with open_manager(folder, keep=2) as manager:

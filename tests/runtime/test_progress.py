@@ -82,11 +82,12 @@ def test_a_long_first_step_is_announced(monkeypatch, capsys):
     time.sleep(0.2)
     progress.advance()
     assert capsys.readouterr().err.splitlines()[0] == "evaluate val: compiling and reading the first batches"
+    monkeypatch.setattr(progress_module, "EARLY_LINE_SECONDS", 0.3)
     quick = Progress("evaluate test", 4, 1)
     quick.advance()
     Progress("evaluate nothing", 0, 1).close()
     assert list(Progress("evaluate an empty split", 0, 1).waiting([])) == []
-    time.sleep(0.1)
+    time.sleep(0.4)
     assert "compiling" not in capsys.readouterr().err
 
 
