@@ -173,6 +173,7 @@ def group(**options):
 WRONG_GROUPS = {"num_groups": (3, mm.UserError), "tau": (0.0, ValueError), "side": ("x", ValueError)}
 REFUSALS = [
     calling("None as a value", lambda: mm.load_config("finetune", {"train.epochs": None}), "not 'None'"),
+    calling("no epochs", lambda: mm.load_config("finetune", {"train.epochs": 0}), "train.epochs is 0"),
     calling(
         "a section", lambda: mm.load_config("finetune", {"train": {"epochs": 1}}), "is a section with fit, epochs, "
     ),
