@@ -17,12 +17,13 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from xml.etree import ElementTree
 
-import numpy as np
-
 from mlmoe_jax.runtime.files import MIB
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Any array file may unpack to this many bytes, because labels, mostly zeros, compress far.
 UNPACKED_BYTES = 256 * MIB
@@ -60,6 +61,8 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
     Raises:
       Exception: any type, if the file is damaged or too large. Call it inside `files.damage_explained`.
     """
+    import numpy as np  # `--help` needs the other functions, and not numpy
+
     most = max(usual, UNPACK_RATIO * file.seek(0, os.SEEK_END))
     with zipfile.ZipFile(file) as archive:
         if (unpacked := sum(member.file_size for member in archive.infolist())) > most:

@@ -30,9 +30,9 @@ def test_everything_has_a_sentence_and_a_default_that_is_allowed_and_reads_back(
 def test_numbers_have_their_type_and_choices_have_a_meaning_each():
     for name, key in KEYS.items():
         if isinstance(key, NumberKey):
-            assert isinstance(key.default, int if isinstance(key, IntegerKey) else float)
+            assert isinstance(key.default, int if isinstance(key, IntegerKey) else float), name
         if isinstance(key, ChoiceKey):
-            assert len(set(key.choices)) == len(list(key.choices)) > 1
+            assert len(set(key.choices)) == len(list(key.choices)) > 1, name
             if isinstance(key.choices, dict):
                 assert all(meaning and not meaning.endswith(".") for meaning in key.choices.values()), name
 
@@ -74,8 +74,8 @@ def test_help_of_an_open_section_says_so():
 @pytest.mark.parametrize(
     ("code", "unused"),
     [
-        ("main(['--help=optim'])", {"jax", "scipy"}),
         ("main(['--help'])", {"jax", "numpy", "etils", "PIL", "mlmoe_jax.config.defaults"}),
+        ("main(['--help=optim'])", {"jax", "scipy"}),
         ("import mlmoe_jax.apps.tools.compare", {"jax", "grain"}),
         ("import mlmoe_jax.training.loop", {"sklearn", "altair", "scipy.stats", "tensorflow_datasets"}),
     ],
