@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers.runs import recipe
 from helpers.scored_run import stored_metrics, write_results
 
 from mlmoe_jax.apps.tools import prune as pruning
@@ -23,6 +23,7 @@ from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import training_objective
 
 TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
+LEVELS = ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5")
 SEGMENTS = np.array([[4, 3, 2, 1], [1, 2, 3, 4], [-1, -2, -3, -4], [0, 9, 0, 9]], float)
 
 
@@ -66,49 +67,35 @@ def test_a_level_starts_from_the_initial_values_of_the_search(config):
     values = {**first.trainable, **first.frozen}
     for path, value in {**again.trainable, **again.frozen}.items():
         assert np.array_equal(value, values[path]) == (path not in masks), path
-    np.testing.assert_array_equal(again.frozen["prompts/token_mask"], [1, 0, 0, 1])
 
 
 # ---------------------------------------------------------------------------------------------- the whole procedure
-@pytest.fixture(scope="module")
-def config():
-    """E2VPT on digits with a tiny backbone and a training of three steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
-        patch.setattr(prompts, "SEGMENTS", 4)
-        small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
-        small.model.backbone.weights = "none"
-        tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
-        small.train.epochs, small.train.batch_size, small.eval.batch_size = 1, 20, 40
-        small.data.test_splits = ("test",)
-        small.prune.token_levels, small.prune.segment_levels = (0.25, 0.5), (0.5,)
-        yield small
-
-
-@pytest.fixture(scope="module")
-def pruned(config, tmp_path_factory):
-    folder = RunFolder(tmp_path_factory.mktemp("pruned"))
-    return folder, prune(config, folder)
+@pytest.fixture
+def config(runs, monkeypatch):
+    """E2VPT on digits, with prompts of four segments."""
+    monkeypatch.setattr(prompts, "SEGMENTS", 4)
+    with runs.world():
+        yield recipe("pruned")
 
 
 @pytest.mark.slow
-def test_all_stages_run_and_the_best_level_on_validation_is_chosen(pruned):
-    folder, results = pruned
+def test_all_stages_run_and_the_best_level_on_validation_is_chosen(run):
+    folder, _, results, _ = run("pruned")
     table = folder.read_text("prune.csv").splitlines()
     assert table[0] == "level,prompts,segments,val/mAP,test/mAP"
     rows = [line.split(",") for line in table[1:]]
-    assert [(int(row[-4]), int(row[-3])) for row in rows] == [(3, 6), (2, 4)]
+    assert [(int(row[-4]), int(row[-3])) for row in rows] == [(3, 24), (2, 16)]
     best = max(rows, key=lambda row: float(row[-2]))
     assert float(best[-2]) == results["val"]["mAP"]
-    run = open_run(folder)
-    assert run.config.model.prompts.pruning == "fixed"
-    kept = run.config.model.prompts.kept_tokens
+    chosen = open_run(folder)
+    assert chosen.config.model.prompts.pruning == "fixed"
+    kept = chosen.config.model.prompts.kept_tokens
     assert kept.count("1") == int(best[-4])
-    np.testing.assert_array_equal(run.frozen["prompts/token_mask"], [float(digit) for digit in kept])
-    assert "prompts/deep" in run.values
-    for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):
+    np.testing.assert_array_equal(chosen.frozen["prompts/token_mask"], [float(digit) for digit in kept])
+    assert "prompts/deep" in chosen.values
+    for name in LEVELS:
         mask = np.asarray(open_run(RunFolder(folder / f"prune/levels/{name}")).frozen["prompts/segment_mask"])
-        assert mask.sum(axis=1).tolist() == [2, 2, 2, 2], "training does not change it"
+        assert mask.sum(axis=1).tolist() == [8, 8, 8, 8], "training does not change it"
     measured = measure_importance(open_run(RunFolder(folder / "prune/search")))
     stored = np.load(folder / "prune/importance.npz")
     for name in ("tokens", "segments"):
@@ -116,12 +103,19 @@ def test_all_stages_run_and_the_best_level_on_validation_is_chosen(pruned):
 
 
 @pytest.mark.slow
-def test_finished_stages_are_not_repeated(pruned, config, monkeypatch):
-    folder, results = pruned
+def test_finished_stages_are_not_repeated_and_another_choice_replaces_the_files(run, tmp_path, monkeypatch):
+    """A checkpoint of another level with a higher step would be restored in place of the chosen one."""
+    folder, config, results, _ = run("pruned").copy(tmp_path / "run")
     for name in ("train", "measure_importance"):
         monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("repeated"))
-    again = prune(config, folder)
-    assert again["val"]["mAP"] == results["val"]["mAP"]
+    (folder / "mine.txt").write_text("of the user")
+    (folder / "checkpoints" / "99").mkdir()
+    assert prune(config, folder) == results
+    assert not (folder / "checkpoints" / "99").exists()
+    assert (folder / "mine.txt").exists()
+    for level, kept in zip(LEVELS, (3, 2), strict=True):
+        pruning._adopt_level(folder, RunFolder(folder / f"prune/levels/{level}"))
+        assert open_run(folder).config.model.prompts.kept_tokens.count("1") == kept
 
 
 def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkeypatch, capsys):
@@ -200,15 +194,3 @@ def test_a_split_smaller_than_a_batch_has_an_importance(searched, monkeypatch):
     monkeypatch.setattr(pruning, "open_split", lambda *_, **__: whole.take(np.arange(7), "train"))
     measured = measure_importance(searched)
     assert all(np.abs(measured[name]).max() > 0 for name in ("tokens", "segments"))
-
-
-@pytest.mark.slow
-def test_another_choice_replaces_the_files_of_the_one_before(pruned, config):
-    """A checkpoint of another level with a higher step would be restored in place of the chosen one."""
-    folder, _ = pruned
-    (folder / "mine.txt").write_text("of the user")
-    (folder / "checkpoints" / "99").mkdir()
-    pruning._adopt_level(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
-    assert open_run(folder).config.model.prompts.kept_tokens.count("1") == 3
-    assert not (folder / "checkpoints" / "99").exists()
-    assert (folder / "mine.txt").exists()
