@@ -3,10 +3,8 @@
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.config import flatten, load_config, to_json, validate
-from mlmoe_jax.main import main
+from mlmoe_jax.config import flatten, load_config, validate
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.runs.folder import RunFolder
 
 CONFIG = str(REPOSITORY / "configs" / "own_csv.py")
 
@@ -66,13 +64,8 @@ def test_the_backbone_and_the_fit_follow_what_is_there_and_asked_for(cache, caps
     assert bool(said) == bool(shown)
 
 
-def test_a_run_keeps_its_backbone(cache, tmp_path, monkeypatch):
-    folder, trained = RunFolder(tmp_path / "run"), []
-    folder.write_text("config.json", to_json(load_config(CONFIG, [])))
-    folder.write_json("results.json", {})
+def test_a_run_keeps_its_backbone(cache):
+    started = load_config(CONFIG, [])
     fetch_nothing_but(cache, "dinov2_vits14")
-    monkeypatch.setattr("mlmoe_jax.training.loop.train", lambda config, *_, **__: trained.append(config) or {"val": {}})
-    monkeypatch.setattr("mlmoe_jax.inference.explain.write_requested_samples", lambda folder, config: None)
-    assert main([f"--config={CONFIG}", f"--workdir={folder}"]) == 0
-    assert main([f"--config={CONFIG}", f"--workdir={tmp_path / 'new'}"]) == 0
-    assert [config.model.backbone.name for config in trained] == ["efficientnet_lite0", "dinov2_vits14"]
+    resumed, new = load_config(CONFIG, [], run=lambda: started), load_config(CONFIG, [])
+    assert [config.model.backbone.name for config in (resumed, new)] == ["efficientnet_lite0", "dinov2_vits14"]

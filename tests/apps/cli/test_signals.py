@@ -36,12 +36,11 @@ def stopped(process, number: signal.Signals) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [START[13:14], pytest.param(START, marks=pytest.mark.slow)], ids=["few", "many"])
-def test_a_signal_in_the_set_up_ends_the_program(tmp_path, times):
+def test_a_signal_in_the_set_up_ends_the_program(tmp_path):
     command, lost = [sys.executable, "-m", "mlmoe_jax.main", "--config=mlvpt_digits"], {}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for number in SIGNALS:
-        for seconds in times:
+        for seconds in START:
             folder, environment = tmp_path / f"{number}-{seconds}", environment_of(GLIBC_TUNABLES="")
             process = subprocess.Popen([*command, f"--workdir={folder}"], env=environment, cwd=REPOSITORY, **pipes)
             while not handles_signals(process):
