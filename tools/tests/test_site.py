@@ -9,7 +9,9 @@ import pytest
 from helpers import browser
 from helpers.paths import REPOSITORY
 
+from mlmoe_jax.apps.papers.paper import PAPERS, load_paper
 from tools.docs import build_site as site
+from tools.docs import write_papers
 
 DOCS = REPOSITORY / "docs"
 
@@ -70,3 +72,16 @@ def test_pages_fit_the_window_and_load_nothing_from_elsewhere(built):
                 assert tab.run("document.scrollingElement.scrollWidth") <= width, (page.name, width)
         assert not tab.problems
         assert not [address for address in tab.requests if not address.startswith(("file:", "data:", "blob:"))]
+
+
+# ------------------------------------------------------------------------------------------------ published numbers
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_page_of_published_numbers_has_every_one_that_can_be_read(name):
+    """Except those of a figure whose numbers are differences of a table."""
+    paper, section = load_paper(name), write_papers.section()
+    for result in paper.tables():
+        if result.id == "drmoe.gains":
+            continue
+        rest = section.partition(f"`--table={result.id}`")[2].partition("\n#### ")[0]
+        for row in result.rows:
+            assert all(str(number) in rest for number in row.numbers.values() if number.value is not None)

@@ -53,9 +53,8 @@ def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
     assert parse_sweep([text], config) == {key: values}
     assert list(map(type, parse_sweep([text], config)[key])) == list(map(type, values))
     assert flatten(config) == before
-    assert parse_sweep([f"{key}={','.join(map(value_text, values))}"], config) == {key: values}, (
-        "text and values are inverse"
-    )
+    again = f"{key}={','.join(map(value_text, values))}"
+    assert parse_sweep([again], config) == {key: values}, "text and values are inverse"
 
 
 # --------------------------------------------------------------------------------------------------- folder names

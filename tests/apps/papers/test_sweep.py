@@ -12,7 +12,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
 from mlmoe_jax.apps.papers.grid import GridPoint, combine_axes, plan_runs
-from mlmoe_jax.apps.papers.sweep import average_seeds, draw_plot, plot_points, runs_table, seeds_table, x_axis
+from mlmoe_jax.apps.papers.sweep import average_seeds, draw_plot, plot_points, seeds_table, x_axis
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import USER_ERROR, Stopped, UserError
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
@@ -22,9 +22,11 @@ GROUPS = "model.prompts.num_groups"
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
-def sweep(config, folder, swept, *, as_document: bool = False) -> int:
+def sweep(path, swept, *, select_on: str = "val", as_document: bool = False) -> int:
     """Sweep the combinations of the values of keys, and print the outcome."""
-    outcome = sweeping.sweep(combine_axes([GridPoint("", {}, config)], swept), folder)
+    config = default_config()
+    config.eval.select_on = select_on
+    outcome = sweeping.sweep(combine_axes([GridPoint("", {}, config)], swept), RunFolder(path))
     print(outcome.json() if as_document else outcome.text())
     return outcome.exit_code
 
@@ -60,40 +62,41 @@ def trainings(monkeypatch):
 
 
 def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys):
-    folder = RunFolder(tmp_path / "new")
-    assert sweep(default_config(), folder, {GROUPS: (2, 3)}) == 0
+    folder = tmp_path / "new"
+    assert sweep(folder, {GROUPS: (2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3"]
-    assert sweep(default_config(), folder, {GROUPS: (8, 2, 3)}) == 0
+    assert sweep(folder, {GROUPS: (8, 2, 3)}) == 0
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
-    rows = csv_rows(tmp_path / "new" / "sweep.csv")
+    rows = csv_rows(folder / "sweep.csv")
     metrics = ("val/mAP", "val/OF1@0.5", "test/mAP", "test/OF1@0.5")
     assert list(rows[0]) == [GROUPS, *metrics, "run", "error"]
     assert [row[GROUPS] for row in rows] == ["8", "2", "3"]
     assert float(rows[1]["val/mAP"]) == pytest.approx(0.9 + 2 / 1000 + 1 / 3000, abs=1e-15), "not rounded"
     assert (rows[1]["val/OF1@0.5"], rows[1]["test/OF1@0.5"]) == ("", "0.25")
-    assert (tmp_path / "new" / "sweep.png").read_text() == f"6 over {GROUPS}"
+    assert (folder / "sweep.png").read_text() == f"6 over {GROUPS}"
     out, err = capsys.readouterr()
-    assert out.splitlines()[-1].split() == ["num_groups=3", "90.33", "91.33"]
+    lines = [line.split() for line in out.splitlines()]
+    assert (lines[0], lines[-1]) == (["mAP,", "%", "val", "test"], ["num_groups=3", "90.33", "91.33"])
     assert "run 2 of 3, num_groups=2: already finished" in err
 
 
 def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys):
-    trainings["num_groups=3"] = UserError("the loss is nan at step 4")
-    folder = RunFolder(tmp_path)
-    assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == USER_ERROR
+    reason = "the loss is nan at step 4"
+    trainings["num_groups=3"] = UserError(reason)
+    swept = {GROUPS: (2, 3, 5)}
+    assert sweep(tmp_path, swept) == USER_ERROR
     out, err = capsys.readouterr()
-    assert "error: 1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4" in err
-    assert "num_groups=3  failed: the loss is nan at step 4" in out
+    assert f"error: 1 of 3 runs failed, the first, num_groups=3, because: {reason}" in err
+    assert f"num_groups=3  failed: {reason}" in out
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
-    assert [row["error"] for row in csv_rows(tmp_path / "sweep.csv")] == ["", "the loss is nan at step 4", ""]
-    assert csv_rows(tmp_path / "sweep.csv")[1]["val/mAP"] == ""
+    rows = csv_rows(tmp_path / "sweep.csv")
+    assert [(row["error"], row["val/mAP"] == "") for row in rows] == [("", False), (reason, True), ("", False)]
     assert (tmp_path / "sweep.png").exists()
     del trainings["num_groups=3"]
-    assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == 0
+    assert sweep(tmp_path, swept) == 0
     assert trainings.ran[3:] == ["num_groups=3"]
-    assert [row["error"] for row in csv_rows(tmp_path / "sweep.csv")] == [""] * 3
     trainings["seed=0"] = UserError("no data")
-    assert sweep(default_config(), RunFolder(tmp_path / "none"), {"seed": (0,)}) == USER_ERROR
+    assert sweep(tmp_path / "none", {"seed": (0,)}) == USER_ERROR
     assert [row["error"] for row in csv_rows(tmp_path / "none" / "sweep.csv")] == ["no data"]
     assert not (tmp_path / "none" / "sweep.png").exists()
 
@@ -101,7 +104,7 @@ def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, 
 def test_a_stop_ends_the_sweep(trainings, tmp_path):
     trainings["seed=1"] = Stopped("stopped at step 3 of 9")
     with pytest.raises(Stopped):
-        sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)})
+        sweep(tmp_path, {"seed": (0, 1, 2)})
     assert trainings.ran == ["seed=0", "seed=1"]
     assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["0"]
     assert (tmp_path / "sweep.png").exists()
@@ -109,9 +112,9 @@ def test_a_stop_ends_the_sweep(trainings, tmp_path):
 
 def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
     """Two sweeps share a folder: each skips the run that the other one holds, and reads it once it is finished."""
-    folder, swept = RunFolder(tmp_path), {"seed": (0, 1)}
-    with folder.below("seed=0").writing():
-        assert sweep(default_config(), folder, swept) == 0
+    swept = {"seed": (0, 1)}
+    with RunFolder(tmp_path / "seed=0").writing():
+        assert sweep(tmp_path, swept) == 0
         assert trainings.ran == ["seed=1"]
         assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["1"]
         out, err = capsys.readouterr()
@@ -119,10 +122,10 @@ def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsy
         assert out.splitlines()[1].split(maxsplit=1) == ["seed=0", "another process is training it"]
         assert "seed=1" in out
     trainings["seed=0"] = InUse("another process is writing to it")  # both have seen it free; its lock decides
-    assert sweep(default_config(), folder, swept) == 0
+    assert sweep(tmp_path, swept) == 0
     assert "seed=0: skipped, as another process" in capsys.readouterr().err
     del trainings["seed=0"]
-    assert sweep(default_config(), folder, swept) == 0
+    assert sweep(tmp_path, swept) == 0
     assert trainings.ran == ["seed=1", "seed=0", "seed=0"]
 
 
@@ -137,7 +140,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings,
         return train(config, folder)
 
     monkeypatch.setattr(grid, "train", meanwhile)
-    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)}) == 0
+    assert sweep(tmp_path, {"seed": (0, 1, 2)}) == 0
     assert trainings.ran == ["seed=1", "seed=2", "seed=0"]
     assert [row["seed"] for row in csv_rows(tmp_path / "sweep.csv")] == ["0", "1", "2"]
 
@@ -153,12 +156,12 @@ def test_configs_are_swept():
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
     monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
-    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0,)}) == 0
+    assert sweep(tmp_path, {"seed": (0,)}) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["seed=0"]
 
 
 def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_path, capsys):
-    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1), GROUPS: (2,)}, as_document=True) == 0
+    assert sweep(tmp_path, {"seed": (0, 1), GROUPS: (2,)}, as_document=True) == 0
     printed = json.loads(capsys.readouterr().out)
     value = 0.9 + 2 / 1000 + 1 / 3000
     assert printed["runs"][0] == {
@@ -195,22 +198,17 @@ def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
     assert (without["mAP"]["val"]["count"], math.isnan(without["mAP"]["val"]["std"])) == (1, True)
 
 
-def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
-    runs = runs_of(tmp_path, {GROUPS: (2,), "seed": (0, 1)}, fail=("num_groups=2,seed=1",))
-    lines = [line.split() for line in runs_table(runs).text().splitlines()]
-    assert lines[:2] == [["mAP,", "%", "val", "test"], ["num_groups=2,seed=0", "90.23", "91.23"]]
-    title, _, line = seeds_table(runs).text().splitlines()
-    assert title == "mean ± sample standard deviation over seeds"
-    assert line.split() == ["num_groups=2", "90.23", "91.23"]
+def test_the_table_of_statistics_over_seeds_has_one_line_per_config(tmp_path):
+    runs = runs_of(tmp_path, {GROUPS: (2, 3), "seed": (0, 1)}, fail=("num_groups=3,seed=1",))
+    title, _, *lines = (line.split() for line in seeds_table(runs).text().splitlines())
+    assert title[:2] == ["mean", "±"]
+    assert lines == [["num_groups=2", "90.73", "±", "0.71", "91.73", "±", "0.71"], ["num_groups=3", "90.33", "91.33"]]
 
 
-def test_a_selection_on_test_is_printed(trainings, tmp_path, capsys):
-    config, words = default_config(), "selected on test, as published"
-    assert sweep(config, RunFolder(tmp_path / "val"), {GROUPS: (2,)}) == 0
-    assert words not in capsys.readouterr().out
-    config.eval.select_on = "test"
-    assert sweep(config, RunFolder(tmp_path / "test"), {GROUPS: (2,)}) == 0
-    assert words in capsys.readouterr().out
+@pytest.mark.parametrize(("split", "said"), [("val", False), ("test", True)])
+def test_a_selection_on_test_is_printed(trainings, tmp_path, capsys, split, said):
+    assert sweep(tmp_path, {GROUPS: (2,)}, select_on=split) == 0
+    assert ("selected on test, as published" in capsys.readouterr().out) is said
 
 
 def percent(groups, seed=0.0, split="val"):
