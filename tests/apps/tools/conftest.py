@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from etils.epath import testing as epath_testing
-from helpers.packing import write_packed, write_voc
+from helpers.packing import write_voc
 
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -14,13 +14,6 @@ def small_voc(tmp_path, monkeypatch):
     monkeypatch.setattr("mlmoe_jax.apps.tools.pack.SHARD_IMAGES", 3)
     write_voc(tmp_path / "voc")
     return tmp_path / "voc"
-
-
-@pytest.fixture
-def packed_folder(tmp_path):
-    """The VOC folder, packed in shards of 3 images."""
-    write_packed(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

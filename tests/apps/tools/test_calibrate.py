@@ -49,21 +49,26 @@ def test_thresholds_are_fitted_to_corrected_scores(folder):
     np.testing.assert_array_equal(stored.predict(scored["test"].scores, "abc"), corrected >= stored.limits("abc"))
 
 
-@pytest.mark.parametrize("goal", [("goal", "f1"), ("precision", "0.75"), ("miss_rate", "0.2")])
-def test_a_new_calibration_fits_thresholds_again_in_the_same_way(folder, goal, capsys):
-    fit_run(folder, [(f"thresholds.{goal[0]}", goal[1])])
+@pytest.mark.parametrize(
+    ("goal", "key", "value"),
+    [("f1", "goal", "f1"), ("precision", "precision", "0.75"), ("miss_rate", "miss_rate", "0.2")],
+)
+def test_a_new_calibration_fits_thresholds_again_in_the_same_way(folder, goal, key, value, capsys):
+    """A level without a goal sets the goal."""
+    keys = [(f"thresholds.{key}", value)]
+    fit_run(folder, keys)
     fitted, raw = read_thresholds(folder), read_scores(folder)["test"].scores
     predicted = fitted.predict(raw, "abc")
     calibrate_run(folder)
     stored = read_thresholds(folder)
     assert "the thresholds were fitted to other scores, and are fitted again" in capsys.readouterr().err
     assert stored.values != fitted.values
-    assert {key: stored.source[key] for key in stored.source if key not in ("before", "after")} == {
-        key: fitted.source[key] for key in fitted.source if key not in ("before", "after")
-    }
+    metrics = {name: stored.source[name] for name in ("before", "after")}
+    assert stored.source == fitted.source | metrics
+    assert (stored.source["goal"], str(stored.source[key])) == (goal, value)
     assert (stored.predict(raw, "abc") == predicted).mean() > 0.95, "thresholds lie between two scores of val"
     again = stored.values
-    fit_run(folder, [(f"thresholds.{goal[0]}", goal[1])])
+    fit_run(folder, keys)
     assert read_thresholds(folder).values == again
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.packing import config_of
+from helpers.packing import config_of, smooth_image, write_packed
 from helpers.tables import CLASSES, split_of
 from PIL import Image
 
@@ -61,8 +61,7 @@ def test_classes_without_positives_or_others_are_a_warning():
 # ------------------------------------------------------------------------------------------------------ similar images
 def photo(seed, size=(160, 120)) -> bytes:
     """A smooth image as JPEG."""
-    coarse, buffer = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8), io.BytesIO()
-    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=92)
+    smooth_image(*size, seed).save(buffer := io.BytesIO(), "JPEG")
     return buffer.getvalue()
 
 
@@ -138,11 +137,6 @@ def test_the_report_of_a_data_set_without_problems(data_set):
     assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
     assert text.rstrip().endswith("no problems found")
 
-    report = check_data(config, sample=2)
-    assert [split["decoded"] for split in report["splits"].values()] == [2, 1, 2]
-    assert report["splits"]["train"]["images"] == 4
-    assert "  decoded" in report_outcome(report).text()
-
 
 def test_missing_and_unreadable_images_are_problems(data_set):
     splits = GOOD | {"val": [("5.jpg", 5, "1000"), ("8.jpg", None, "1000")]}
@@ -188,10 +182,11 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
     ]
 
 
-def test_damaged_files_of_packed_data_are_problems(packed_folder):
-    shard = packed_folder / "val-00000-of-00001.arrayrecord"
+def test_damaged_files_of_packed_data_are_problems(tmp_path):
+    write_packed(tmp_path)
+    shard = tmp_path / "val-00000-of-00001.arrayrecord"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    outcome = report_outcome(check_data(config_of(packed_folder, "packed", val_split="val")))
+    outcome = report_outcome(check_data(config_of(tmp_path, "packed", val_split="val")))
     assert outcome.exit_code == 1
     assert f"problem: {shard} has changed since it was packed" in outcome.text()
 

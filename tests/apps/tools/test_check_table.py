@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.packing import config_of, smooth_image
 from PIL import Image
 
 from mlmoe_jax.apps.tools.check import check_data
 from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
-from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.split import Split
 
@@ -34,18 +34,13 @@ def table(tmp_path):
     """A function that writes images and `labels.csv`, rows of (image, labels), and returns the report."""
 
     def check(rows, **data):
-        random = np.random.default_rng(0)
         (tmp_path / "images").mkdir(exist_ok=True)
-        for image, _ in rows:
-            if not image.startswith(("gone/", "images\\")):
-                pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
-                Image.fromarray(pixels).resize((32, 32)).save(tmp_path / image)
+        for row, (image, _) in enumerate(rows):
+            if not image.startswith("gone/"):
+                smooth_image(32, 32, row).save(tmp_path / image)
         text = "".join(f'{image},"{labels}"\n' for image, labels in rows)
         (tmp_path / "labels.csv").write_text(f"image,labels\n{text}")
-        config = default_config()
-        config.data.update({"name": "csv", "root": str(tmp_path), "table": "labels.csv", "test_splits": ()})
-        config.data.update({"val_split": ""} | data)
-        return check_data(config)
+        return check_data(config_of(tmp_path, "csv", table="labels.csv", **{"val_split": ""} | data))
 
     return check
 

@@ -151,4 +151,3 @@ def test_text_json_and_file_of_a_comparison(two, tmp_path):
     rows = {row["metric"]: row for row in csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text()))}
     assert len(rows) == 13 + 3
     assert float(rows["AP of b"]["low"]) == found.ap["b"].low
-    assert list(compare_folders(a, b, split="val").document) == ["val"]

@@ -40,19 +40,13 @@ def test_thresholds_of_a_validation_split(tmp_path, capsys, caplog):
     stored, kept = read_thresholds(folder), val.take(val.read)
     np.testing.assert_array_equal(list(stored.values.values()), best_thresholds(kept.scores, kept.codes == 1))
     source = stored.source
-    assert {name: source[name] for name in ("split", "images", "per", "goal", "fixed")} == {
-        "split": "val",
-        "images": 59,
-        "per": "class",
-        "goal": "f1",
-        "fixed": 0.5,
-    }
+    assert source.items() >= {"split": "val", "images": 59, "per": "class", "goal": "f1", "fixed": 0.5}.items()
     predicted = kept.scores >= list(stored.values.values())
     assert source["after"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, predicted, average="macro"))
     assert source["before"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, kept.scores >= 0.5, average="macro"))
     assert source["before"]["CF1_mean"] < source["after"]["CF1_mean"]
-    row = next(line for line in outcome.text().splitlines() if line.startswith("CF1_mean"))
-    assert row.split()[1:] == [f"{100 * source[when]['CF1_mean']:.2f}" for when in ("before", "after")]
+    (row,) = (line.split() for line in outcome.text().splitlines() if line.startswith("CF1_mean"))
+    assert row[1:] == [f"{100 * source[when]['CF1_mean']:.2f}" for when in ("before", "after")]
     assert "thresholds.json" in capsys.readouterr().err
 
 
@@ -123,14 +117,6 @@ def test_labels_with_few_positives_share_a_bound_of_their_own():
     assert found.source["shared"] == ["a", "b"]
     assert [found.values[name] for name in "ab"] == shared.tolist()
     assert shared[0] > 0
-
-
-def test_a_level_without_a_goal_sets_the_goal(tmp_path):
-    folder = write_run(tmp_path / "run", drawn_split("val", 60))
-    for key, value in (("precision", 0.75), ("miss_rate", 0.2)):
-        fit_run(folder, [(f"thresholds.{key}", str(value))])
-        source = read_thresholds(folder).source
-        assert (source["goal"], source[key]) == (key, value)
 
 
 def test_fitting_on_training_images_logs_a_warning(tmp_path, caplog):

@@ -49,12 +49,9 @@ def test_folders_follow_links_but_no_cycles(tree):
 @pytest.mark.parametrize(
     ("item", "images"),
     [
-        ("photos", IN_DEPTH),
         ("{tree}/photos/", IN_DEPTH),
-        ("photos/**/*.jpg", ["b.jpg", "gone.jpg", "x[1].jpg"]),
         ("photos/**", [*IN_DEPTH[:3], "c/e/f.tiff", "c/notes.txt", *IN_DEPTH[4:]]),
         ("photos/[ab].*", ["a.PNG", "b.jpg"]),
-        ("photos/c/*", ["c/d.webp", "c/notes.txt"]),  # all files, but not folders
         ("photos/x[1].jpg", ["x[1].jpg"]),  # the name of a file is not a pattern
     ],
 )
@@ -73,7 +70,7 @@ def test_folders_are_searched_and_patterns_match(tree, item, images):
         ),
         ("photos/**/[bx]*.jpg", ["b.jpg", "x[1].jpg"], [".hidden.jpg", ".thumbs/t.jpg", "c/up"]),
         ("photos/**/e/**", ["c/e/f.tiff"], ["c/up"]),
-        ("**/c/*", ["c/d.webp", "c/notes.txt", "c/plain"], ["c/up"]),
+        ("**/c/*", ["c/d.webp", "c/notes.txt", "c/plain"], ["c/up"]),  # all files, but not folders
         ("photos/[cx]*", ["x[1].jpg"], ["photos/c"]),
     ],
 )

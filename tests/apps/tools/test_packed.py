@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from etils import epath
-from helpers.packing import assert_same_split, config_of, files_of
+from helpers.packing import assert_same_split, config_of, files_of, write_packed
 
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.sources import packed
@@ -15,10 +15,11 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, verify
 
 
-def test_readers_open_lazily_are_limited_and_can_be_pickled(packed_folder, monkeypatch):
+def test_readers_open_lazily_are_limited_and_can_be_pickled(tmp_path, monkeypatch):
+    write_packed(tmp_path)
     opened = functools.lru_cache(maxsize=2)(packed._reader.__wrapped__)
     monkeypatch.setattr(packed, "_reader", opened)
-    images = open_packed(packed_folder, "train").images
+    images = open_packed(tmp_path, "train").images
     assert opened.cache_info().currsize == 0
     expected = [images.encoded(row) for row in range(7)]
     assert opened.cache_info()[1:] == (3, 2, 2), "three shards, of which two stay open"

@@ -88,8 +88,7 @@ def of_output(output, says, **options):
         path = output if output in (None, "-") else str(at / output)
         return choose_target(path, RunFolder(at / "run"), **options)
 
-    name = " ".join([f"predictions in {output}", *map("{0[0]}={0[1]}".format, options.items())])
-    return Refusal(name, lambda at: (at / "folder.csv").mkdir(), choose, says)
+    return Refusal(f"predictions in {output} {options}", lambda at: (at / "folder.csv").mkdir(), choose, says)
 
 
 def write_rows(kind):

@@ -135,7 +135,6 @@ OF_DATA = [
         for what, split in {
             "other images": split_of("13"),
             "other labels": split_of("12", [0, 1, 0, 0]),
-            "fewer images": split_of("1"),
         }.items()
     ),
     Refusal("a check of a split without labels", write_table, check_data, "split test has no image with a positive"),
