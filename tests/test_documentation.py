@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -98,3 +100,13 @@ def test_the_chart_has_the_numbers_of_the_page():
     for name, (test, shift) in draw_digits.read_results(page).items():
         assert f">{name}<" in chart
         assert f">{shift:.1f} | {test:.1f}<" in chart, "run python -m tools.docs.draw_digits"
+
+
+# -------------------------------------------------------------------------------------------------------------- tests
+@pytest.mark.parametrize(("flags", "collected"), [((), "no tests collected (1 deselected)"), (("--all",), "1 test ")])
+def test_tests_of_tools_run_with_all_alone(flags, collected):
+    """Also if they are named alone, so that no other folder brings the switch or the helpers."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *flags]
+    command += ["--override-ini=addopts=", "tools/tests/test_faults.py"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert collected in done.stdout.splitlines()[-1], done.stdout + done.stderr
