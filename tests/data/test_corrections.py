@@ -1,7 +1,7 @@
 """Accepted corrections of labels: what they change, for every source."""
 
 import pytest
-from helpers.tables import data_settings, jsonl, lines, listed, settings, write, write_images
+from helpers.tables import data_settings, listed, opened, settings, write, write_images
 
 from mlmoe_jax.data.sources.corrections import read_answers
 from mlmoe_jax.data.sources.open import open_split, resolve_path
@@ -17,11 +17,11 @@ def corrected(tmp_path):
     """Return a function that opens the training split of a table with the rows of a CSV as corrections."""
     write(tmp_path, "train.csv", TABLE)
 
-    def opened(rows: str, heading: str = HEADING, **keys):
+    def read(rows: str, heading: str = HEADING, **keys):
         (tmp_path / "fixed.csv").write_text(heading + rows)
-        return open_split(settings(tmp_path, corrections="fixed.csv", **keys), "train")
+        return opened("csv", tmp_path, corrections="fixed.csv", **keys)
 
-    return opened
+    return read
 
 
 def test_accepted_rows_change_labels_and_no_others(corrected):
@@ -45,7 +45,7 @@ def test_only_four_columns_are_read_in_any_order_and_names_that_are_gone_may_sta
 def test_held_out_images_are_corrected_and_drawn_by_the_corrected_labels(corrected, tmp_path):
     keys = {"val_fraction": 0.34, "corrections": str(tmp_path / "fixed.csv")}  # an absolute path
     whole = corrected("sub/c.png,cat,0,1,0.1,yes\na.png,cat,0,1,0.1,yes\n")
-    parts = [listed(open_split(settings(tmp_path, **keys), name)) for name in ("train", "val")]
+    parts = [listed(opened("csv", tmp_path, name, **keys)) for name in ("train", "val")]
     assert all(parts)
     assert sorted([*parts[0], *parts[1]]) == listed(whole) == ["a.png: cat, dog", "b.png: cat, dog", "sub/c.png: cat"]
 
@@ -53,21 +53,14 @@ def test_held_out_images_are_corrected_and_drawn_by_the_corrected_labels(correct
 def test_only_the_training_split_is_corrected(corrected, tmp_path):
     write(tmp_path, "test.csv", "image,labels\na.png,dog\n")
     corrected("a.png,cat,0,1,0.1,yes\n")
-    test = open_split(settings(tmp_path, corrections="fixed.csv"), "test", classes=("cat", "dog"))
+    test = opened("csv", tmp_path, "test", ("cat", "dog"), corrections="fixed.csv")
     assert listed(test) == ["a.png: dog"]
 
 
-@pytest.mark.parametrize("source", ["jsonl", "folders", "synthetic"])
+@pytest.mark.parametrize("source", ["folders", "synthetic"])
 def test_every_source_is_corrected(source, tmp_path):
-    if source == "jsonl":
-        rows = [{"image": "a.png", "labels": {"cat": None, "dog": 1}}, {"image": "b.png", "labels": ["cat"]}]
-        write(tmp_path, "train.jsonl", lines(*rows))
-        data = jsonl(tmp_path)
-    elif source == "folders":
-        write_images(tmp_path, ("train/cat/a.png", "train/dog/b.png"))
-        data = data_settings("folders", tmp_path)
-    else:
-        data = data_settings("synthetic", labels=20)
+    write_images(tmp_path, ("train/cat/a.png", "train/dog/b.png"))
+    data = data_settings(source, tmp_path, labels=20)
     before = open_split(data, "train")
     data.corrections, code = str(tmp_path / "fixed.csv"), 1 - before.labels[0, 0] ** 2
     (tmp_path / "fixed.csv").write_text(f"{HEADING}{before.ids[0]},{before.classes[0]},,{code},,yes\n")

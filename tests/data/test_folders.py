@@ -1,20 +1,19 @@
 """Images in one folder per class: the splits and classes, and what is said of the files that are none of them."""
 
+import functools
 import os
 import shutil
 
 import pytest
-from helpers.tables import data_settings, listed, widths, write_images
+from helpers import tables
+from helpers.tables import listed, widths, write_images
 from PIL import Image
 
 from mlmoe_jax.data.images import IMAGE_FORMATS, image_suffixes
-from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split_checks import check_splits, label_warnings
 from mlmoe_jax.data.usage import unused_input
 
-
-def opened(root, split="train", classes=None, **keys):
-    return open_split(data_settings("folders", root, **keys), split, classes=classes)
+opened = functools.partial(tables.opened, "folders")
 
 
 def opened_alone(root, **keys):

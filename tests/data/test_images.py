@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.drawn_images import encoded
 from helpers.tables import write_images
 from PIL import ExifTags, Image, ImageFile
 
@@ -18,13 +19,6 @@ LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
 
 def random_image(height=6, width=9, seed=0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def encoded(image, file_format="PNG", **options) -> bytes:
-    file = io.BytesIO()
-    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    image.save(file, file_format, **options)
-    return file.getvalue()
 
 
 # --------------------------------------------------------------------------------------------------------- decoding
@@ -50,14 +44,16 @@ def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
     np.testing.assert_allclose(read_image(encoded(red, "JPEG"))[5, 5].astype(int), (200, 30, 30), atol=4)
 
 
+@pytest.mark.parametrize("pixels", [images._STRIP, 50, 1])
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
-def test_transparency_is_blended_onto_white(mode, file_format):
-    image = Image.new("RGBA", (3, 1), (40, 40, 40, 255))
-    image.putpixel((1, 0), (40, 40, 40, 0))
-    image.putpixel((2, 0), (40, 40, 40, 128))
-    pixels = read_image(encoded(image.convert(mode), file_format))[0, :, 0]
-    np.testing.assert_array_equal(pixels, [40, 255, 147])
+def test_transparency_is_blended_onto_white_in_strips(mode, file_format, pixels, monkeypatch):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 11, 4), np.uint8), "RGBA").convert(mode)
+    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    monkeypatch.setattr(images, "_STRIP", pixels)
+    found = read_image(encoded(image, file_format))
+    np.testing.assert_array_equal(found, np.asarray(whole))
+    assert not found.flags.writeable
 
 
 def test_transparent_palette_entries_and_a_transparent_color_are_blended_onto_white():
@@ -225,13 +221,3 @@ def test_decoding_takes_no_more_memory_than_the_limit_assumes(kind, mode, tmp_pa
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     per_pixel = images._BYTES_PER_PIXEL.get(kind, 8)
     assert int(done.stdout) / side**2 < per_pixel + 3  # and libraries that are loaded on first use
-
-
-def test_strips_of_a_transparent_image_are_blended_as_the_whole(monkeypatch):
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 11, 4), np.uint8), "RGBA")
-    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    for pixels in (images._STRIP, 50, 1):
-        monkeypatch.setattr(images, "_STRIP", pixels)
-        found = read_image(encoded(image))
-        np.testing.assert_array_equal(found, np.asarray(whole))
-        assert not found.flags.writeable

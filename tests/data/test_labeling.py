@@ -4,7 +4,8 @@ import json
 
 import pytest
 from helpers.labeling import CVAT_XML, LABELS_XML, annotation, choices, task
-from helpers.tables import data_settings, listed, write_images
+from helpers.published_data import instances
+from helpers.tables import data_settings, listed, opened, widths, write_images
 
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.usage import unused_input
@@ -16,11 +17,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def opened(name, folder, table, content=None, split="train", **keys):
+def read(name, folder, table, content=None, split="train", **keys):
     """Return the images with their labels, and the classes."""
     if content is not None:
         (folder / table).write_text(content if isinstance(content, str) else json.dumps(content))
-    result = open_split(data_settings(name, folder, table=table, **keys), split)
+    result = opened(name, folder, split, table=table, **keys)
     return listed(result), result.classes
 
 
@@ -33,8 +34,8 @@ def test_annotations_of_label_studio(folder):
         task("/data/local-files?d=sub/c%2Bd.png", annotation(choices("sea"), was_cancelled=True)),
         task("e.png"),
     ]
-    assert opened("label_studio", folder, "export.json", content) == (["a.png: sand, sea", "b c.png:"], ("sand", "sea"))
-    split = open_split(data_settings("label_studio", folder, table="export.json"), "train")
+    assert read("label_studio", folder, "export.json", content) == (["a.png: sand, sea", "b c.png:"], ("sand", "sea"))
+    split = opened("label_studio", folder, table="export.json")
     assert unused_input(split.usage) == [
         f"{folder}/export.json: 2 of 4 images are not used: 2 without labels (sub/c+d.png, e.png)",
         f"{folder}/export.json has 2 results of tags other than labels, which are not used: quality (choices)",
@@ -44,9 +45,9 @@ def test_annotations_of_label_studio(folder):
 def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(folder):
     both = (annotation(choices("sea", "sand")), annotation(choices("sea")))
     content = [task("a.png", *both), task("e.png", *both, annotation(choices("sand"), ground_truth=True))]
-    images, _ = opened("label_studio", folder, "export.json", content)
+    images, _ = read("label_studio", folder, "export.json", content)
     assert images == ["a.png: ?sand, sea", "e.png: sand"]
-    (usage,) = open_split(data_settings("label_studio", folder, table="export.json"), "train").usage
+    (usage,) = opened("label_studio", folder, table="export.json").usage
     assert usage.notes == ["has 1 image with labels that are unknown, since annotations differ: a.png"]
 
 
@@ -59,7 +60,7 @@ def test_the_small_export_of_label_studio(folder):
     ]
     (folder / "upload").mkdir()
     (folder / "a.png").rename(folder / "upload" / "a.png")
-    images, _ = opened("label_studio", folder, "min.json", rows)
+    images, _ = read("label_studio", folder, "min.json", rows)
     assert images == ["upload/a.png: sand, sea", "e.png: sea", "b c.png:"]
 
 
@@ -67,7 +68,33 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
     (folder / "labels.xml").write_text(LABELS_XML)
     content = [task("a.png", annotation(choices("ape")), split="train"), task("e.png", annotation(), split="val")]
     keys = {"classes": "labels.xml", "split": "val"}
-    assert opened("label_studio", folder, "x.json", content, **keys) == (["e.png:"], ("sky & sea", "ape"))
+    assert read("label_studio", folder, "x.json", content, **keys) == (["e.png:"], ("sky & sea", "ape"))
+
+
+# --------------------------------------------------------------------------------------------------------------- COCO
+@pytest.fixture
+def annotated():
+    images = {(8, "a.png"): ["cat", "cat"], (9, "b c.png"): [], (10, "sub/c+d.png"): ["dog ", "cat"]}
+    return instances(images, {"dog ": 3, "cat": 10})  # with a blank, as people write it
+
+
+def test_annotations_of_coco(folder, annotated):
+    images = ["sub/c+d.png: dog, cat", "a.png: cat", "b c.png:"]  # by the ids 10, 8 and 9 as text
+    assert read("coco_json", folder, "train.json", annotated) == (images, ("dog", "cat"))
+    split = opened("coco_json", folder, table="{split}.json", model_classes=("cat", "dog", "cow"))
+    assert listed(split) == ["sub/c+d.png: cat, dog", *images[1:]], "categories are found by name"
+    assert widths(split) == [3, 1, 2]
+    assert unused_input(split.usage) == [
+        f"{folder}/train.json has 1 image without an annotation, whose labels are all negative: b c.png"
+    ]
+
+
+def test_a_key_of_images_of_coco_names_their_split(folder, annotated):
+    for image, split in zip(annotated["images"], ("Train", "valid", "train"), strict=True):
+        image["split"] = split
+    images, classes = read("coco_json", folder, "all.json", annotated)
+    assert images == ["sub/c+d.png: dog, cat", "a.png: cat"]
+    assert read("coco_json", folder, "all.json", split="val") == (["b c.png:"], classes)
 
 
 # ----------------------------------------------------------------------------------------------------------- FiftyOne
@@ -78,21 +105,21 @@ def test_labels_of_fiftyone(folder):
         "a": [],
         "e": None,
     }
-    result = opened("fiftyone", folder, "labels.json", {"classes": ["sea", "sand"], "labels": labels})
+    result = read("fiftyone", folder, "labels.json", {"classes": ["sea", "sand"], "labels": labels})
     assert result == (["b c.png: ~sea, sand", "sub/c+d.png: sand", "a.png:"], ("sea", "sand"))
 
 
 def test_labels_of_fiftyone_without_classes_and_with_absolute_paths(folder):
     content = {"classes": None, "labels": {f"{folder}/a.png": ["sea"], "e": "sand"}}
-    assert opened("fiftyone", folder, "labels.json", content)[0] == ["a.png: sea", "e.png: sand"]
+    assert read("fiftyone", folder, "labels.json", content)[0] == ["a.png: sea", "e.png: sand"]
 
 
 # --------------------------------------------------------------------------------------------------------------- CVAT
 def test_labels_of_cvat(folder):
     train = ["a.png: sand & sun", "b c.png: sea, ~sand & sun"]
-    assert opened("cvat", folder, "a.xml", CVAT_XML) == (train, ("sea", "sand & sun"))
-    assert opened("cvat", folder, "a.xml", split="val")[0] == ["e.png:"]
-    (usage,) = open_split(data_settings("cvat", folder, table="a.xml"), "train").usage
+    assert read("cvat", folder, "a.xml", CVAT_XML) == (train, ("sea", "sand & sun"))
+    assert read("cvat", folder, "a.xml", split="val")[0] == ["e.png:"]
+    (usage,) = opened("cvat", folder, table="a.xml").usage
     assert usage.notes == ["has 1 image without an annotation, whose labels are all negative: e.png"]
 
 
@@ -100,7 +127,7 @@ def test_labels_of_cvat(folder):
 def test_a_text_file_of_tags_per_image(folder):
     (folder / "a.txt").write_text("sea, sand\n", encoding="utf-8-sig")
     (folder / "sub" / "c+d.txt").write_text("")
-    assert opened("sidecar", folder, "") == (["a.png: sand, sea", "sub/c+d.png:"], ("sand", "sea"))
+    assert read("sidecar", folder, "") == (["a.png: sand, sea", "sub/c+d.png:"], ("sand", "sea"))
 
 
 def test_files_beside_the_tags_are_said(folder):
@@ -121,6 +148,6 @@ def test_tags_in_the_spelling_of_the_taggers(folder):
     (folder / "selected_tags.csv").write_text("\n".join(rows))
     (folder / "a.txt").write_text(r"long hair, ^_^, rose \(flower\)")
     (folder / "e.txt").write_text("long_hair, rose_(flower), general")
-    images, classes = opened("wd_tagger", folder, "")
+    images, classes = read("wd_tagger", folder, "")
     assert classes == ("general", "long_hair", "^_^", "rose_(flower)")
     assert images == ["a.png: long_hair, ^_^, rose_(flower)", "e.png: general, long_hair, rose_(flower)"]

@@ -1,13 +1,29 @@
 """What a split of each published data set has: its images, their order, their labels and their folders."""
 
+import csv
+import gzip
+import importlib.util
 import json
+import re
+import shutil
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.published_data import WRITE, coco_file, objects_of, write_genome, write_nuswide, write_voc
-from helpers.tables import data_settings, listed, widths
+from helpers.published_data import (
+    WRITE,
+    coco_file,
+    objects_of,
+    write_chestxray14,
+    write_chexpert,
+    write_genome,
+    write_nuswide,
+    write_voc,
+)
+from helpers.tables import data_settings, listed, opened, widths
 
-from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.chest import FINDINGS, OBSERVATIONS
 from mlmoe_jax.data.sources.nuswide import CONCEPTS
 from mlmoe_jax.data.sources.open import open_split
@@ -81,10 +97,10 @@ SPLITS = {
 def test_a_split_has_the_published_classes_images_and_labels(tmp_path, name, name_of_split):
     classes, images, empty, wide = SPLITS[name, name_of_split]
     WRITE[name](tmp_path)
-    split = open_split(data_settings(name, tmp_path), name_of_split)
+    split = opened(name, tmp_path, name_of_split)
     assert (split.name, split.classes) == (name_of_split, classes)
     assert listed(split) == images
-    kept = open_split(data_settings(name, tmp_path, keep_empty=True), name_of_split)
+    kept = opened(name, tmp_path, name_of_split, keep_empty=True)
     assert set(listed(kept)) == {*images, *empty}
     assert widths(kept) == wide
 
@@ -96,38 +112,34 @@ def voc(tmp_path):
     return tmp_path / "VOCdevkit/VOC2012"
 
 
-def open_voc(root, split, year=2012, **keys):
-    return open_split(data_settings(f"voc{year}", root, **keys), split)
-
-
 def test_the_files_of_images_that_are_dropped_are_not_needed(voc):
     (voc / "JPEGImages/2008_000007.jpg").unlink()
-    assert len(open_voc(voc, "train")) == 2
+    assert len(opened("voc2012", voc, "train")) == 2
 
 
 def test_images_with_only_difficult_labels_are_kept_where_these_count(voc):
     for how, kept in (("negative", False), ("ignore", True), ("positive", True)):
-        images = listed(open_voc(voc, "train", difficult_train=how))
+        images = listed(opened("voc2012", voc, "train", difficult_train=how))
         assert ("JPEGImages/2008_000007.jpg: ~boat" in images, len(images)) == (kept, 2 + kept)
-        assert len(open_voc(voc, "trainval", difficult_train=how)) == 3, "trainval is not trained on"
-        assert len(open_voc(voc, "trainval", difficult_eval=how)) == 3 + kept
+        assert len(opened("voc2012", voc, "trainval", difficult_train=how)) == 3, "trainval is not trained on"
+        assert len(opened("voc2012", voc, "trainval", difficult_eval=how)) == 3 + kept
 
 
 def test_root_may_be_the_folder_its_parent_or_its_grandparent(voc, monkeypatch):
-    expected = open_voc(voc, "val")
+    expected = opened("voc2012", voc, "val")
     for root in (voc.parent, voc.parent.parent, str(voc)):
-        split = open_voc(root, "val")
+        split = opened("voc2012", root, "val")
         assert (split.ids, split.images.name(0)) == (expected.ids, expected.images.name(0))
     monkeypatch.chdir(voc)
-    assert open_voc(".", "val").ids == expected.ids
+    assert opened("voc2012", ".", "val").ids == expected.ids
     renamed = voc.rename(voc.with_name("pascal"))
-    assert open_voc(renamed, "val").ids == expected.ids
+    assert opened("voc2012", renamed, "val").ids == expected.ids
 
 
 def test_both_years_in_one_folder(voc, tmp_path):
     write_voc(tmp_path, {"test": {"000001": "dog"}}, 2007)
-    assert listed(open_voc(voc.parent, "test", 2007)) == ["JPEGImages/000001.jpg: dog"]
-    assert len(open_voc(voc.parent, "train")) == 2
+    assert listed(opened("voc2007", voc.parent, "test")) == ["JPEGImages/000001.jpg: dog"]
+    assert len(opened("voc2012", voc.parent, "train")) == 2
 
 
 def test_real_coco_labels_agree_with_the_official_ones(shared_data):
@@ -135,7 +147,7 @@ def test_real_coco_labels_agree_with_the_official_ones(shared_data):
         official = dict(zip(stored["image_id"].tolist(), stored["labels"], strict=True))
         classes = tuple(stored["classes"])
     for name, count in (("train", 110), ("val", 50)):
-        split = open_split(data_settings("coco2014", shared_data / "coco"), name)
+        split = opened("coco2014", shared_data / "coco", name)
         assert len(split) == count
         assert split.classes == classes
         numbers = [int(identifier[-16:-4]) for identifier in split.ids]
@@ -153,7 +165,7 @@ def test_real_voc_labels_agree_with_the_official_ones(shared_data):
         assert tuple(stored["classes"]) == VOC_CLASSES
     compared = 0
     for name, count in (("train", 600), ("val", 200)):
-        split = open_voc(shared_data, name)
+        split = opened("voc2012", shared_data, name)
         assert len(split) == count
         for identifier, labels in zip(split.ids, split.labels, strict=True):
             image = identifier.removeprefix("JPEGImages/").removesuffix(".jpg")
@@ -168,11 +180,11 @@ def test_real_voc_labels_agree_with_the_official_ones(shared_data):
 # ------------------------------------------------------------------------------------------------------------- NUS-WIDE
 def test_labels_are_in_one_file_or_in_one_per_concept(tmp_path):
     write_nuswide(tmp_path, merged=False)
-    separate = listed(open_split(data_settings("nuswide", tmp_path), "train"))
+    separate = listed(opened("nuswide", tmp_path))
     assert separate == ["Flickr/actor/0001_1.jpg: clouds, sky", "Flickr/zoo/0003_3.jpg: zebra"]
     write_nuswide(tmp_path)
     (tmp_path / "Groundtruth/TrainTestLabels/Labels_sky_Train.txt").write_text("0\n0\n0\n")
-    assert listed(open_split(data_settings("nuswide", tmp_path), "train")) == separate, "the one file takes precedence"
+    assert listed(opened("nuswide", tmp_path)) == separate, "the one file takes precedence"
 
 
 def test_the_concepts_are_the_published_ones():
@@ -189,10 +201,6 @@ OF_NAME = {name: k for k, names in enumerate(json.loads(CATEGORIES.read_text()).
 def genome(tmp_path):
     write_genome(tmp_path)
     return tmp_path
-
-
-def opened(root, split, name="vg256", **keys):
-    return open_split(data_settings(name, root, **keys), split)
 
 
 # -------------------------------------------------------------------------------------------------------- find_category
@@ -229,37 +237,107 @@ def test_vg256_is_a_fixed_permutation_of_the_images_with_a_label(genome):
     numbers = [*range(2, 12), *range(21, 31)]
     order = np.random.RandomState(1).permutation(20)
     for name, rows in (("train", order[:14]), ("test", order[14:])):
-        split, expected = opened(genome, name), [numbers[row] for row in sorted(rows)]
+        split, expected = opened("vg256", genome, name), [numbers[row] for row in sorted(rows)]
         assert (split.name, split.classes) == (name, tuple(CLASSES))
         assert listed(split) == [f"VG_100K/{n}.jpg: {'person, tie' if n % 2 else 'person'}" for n in expected]
         assert widths(split) == [n if n < 20 else n - 9 for n in expected]
 
 
 def test_vg256_reads_the_objects_once_and_again_when_they_change(genome, monkeypatch):
-    first = opened(genome, "train")
+    first = opened("vg256", genome, "train")
     monkeypatch.setattr(Published, "read", lambda *args: pytest.fail("read again"))
-    assert len(opened(genome, "test")) == 6
+    assert len(opened("vg256", genome, "test")) == 6
     monkeypatch.undo()
     dogs = [{"image_id": k, "objects": objects_of("dog")} for k in (2, 3)]
     (genome / "objects_v1_2.json").write_text(json.dumps(dogs))
     assert len(first) == 14
-    assert listed(opened(genome, "test"))[0].endswith(": dog")
+    assert listed(opened("vg256", genome, "test"))[0].endswith(": dog")
 
 
 def test_vg256_with_the_second_folder_merged_into_the_first(genome):
-    before = opened(genome, "train")
+    before = opened("vg256", genome, "train")
     wide = widths(before)
     for file in (genome / "VG_100K_2").iterdir():
         file.rename(genome / "VG_100K" / file.name)
     (genome / "VG_100K_2").rmdir()
-    after = opened(genome, "train")
+    after = opened("vg256", genome, "train")
     assert (after.ids, widths(after)) == (before.ids, wide)
 
 
 def test_vg500_has_names_from_a_file_and_merges_repeated_lines(genome):
     (genome / "names.txt").write_text("\n".join(f"thing {k}" for k in range(500)))
-    assert opened(genome, "train", "vg500", classes="names.txt").classes[7] == "thing 7"
+    assert opened("vg500", genome, "train", classes="names.txt").classes[7] == "thing 7"
     with (genome / "train_list_500.txt").open("a") as file:
         file.write("3.jpg\n")
-    notes = opened(genome, "train", "vg500").usage[0].notes
+    notes = opened("vg500", genome, "train").usage[0].notes
     assert notes == ["lists images again in 1 row (VG_100K/3.jpg), which are merged"]
+
+
+# ------------------------------------------------------------------------------------------------------- chest X-rays
+def test_the_tables_may_be_in_the_root_or_in_the_folder_of_the_archive(tmp_path):
+    write_chexpert(tmp_path)
+    train, inside = (opened("chexpert", root) for root in (tmp_path, tmp_path / "CheXpert-v1.0-small"))
+    assert inside.ids == train.ids
+
+
+def test_the_images_of_a_patient_are_a_group(tmp_path):
+    write_chestxray14(tmp_path)
+    write_chexpert(tmp_path)
+    assert opened("chestxray14", tmp_path, "all").groups == ["1", "1", "2", "3"]
+    of_stanford = opened("chexpert", tmp_path)
+    assert of_stanford.groups == ["patient00000", "patient00001", "patient00002"]
+
+
+# ---------------------------------------------------------------------------------------------------- published tables
+@pytest.fixture
+def package() -> Path:
+    """The folder of torchxrayvision, which is not imported because it needs torch."""
+    spec = importlib.util.find_spec("torchxrayvision")
+    if spec is None:
+        pytest.skip("the published tables are in the package torchxrayvision, which is not installed")
+    return Path(spec.origin).parent
+
+
+def unpacked(package: Path, name: str, place: Path) -> list[dict[str, str]]:
+    """Write a table of the package to `place`; return its rows."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(package / "data" / name) as source, place.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    with place.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_the_published_table_of_chestxray14(package, tmp_path):
+    """torchxrayvision counts a finding where its name is in the cell."""
+    rows = unpacked(package, "Data_Entry_2017_v2020.csv.gz", tmp_path / "Data_Entry_2017_v2020.csv")
+    keys = {"train_split": "all", "val_split": "val", "val_fraction": 0.1, "bad_images": "skip"}
+    data = data_settings("chestxray14", tmp_path, **keys)
+    began = time.process_time()
+    train, val = (open_split(data, name, keep_missing=True) for name in ("all", "val"))
+    assert time.process_time() - began < 10
+    assert len(train) + len(val) == len(rows) == 112_120
+    counts = [sum(name in row["Finding Labels"] for row in rows) for name in FINDINGS]
+    assert ((train.labels == 1).sum(axis=0) + (val.labels == 1).sum(axis=0)).tolist() == counts
+    assert len(set(train.groups)) + len(set(val.groups)) == len({*train.groups, *val.groups}) == 30_805
+    whole = np.array(counts) / len(rows)
+    for part, error in ((train, 0.05), (val, 0.5)):  # the rarest finding has 227 images
+        assert np.abs((part.labels == 1).mean(axis=0) / whole - 1).max() < error
+
+
+@pytest.mark.slow
+def test_the_published_table_of_chexpert(package, tmp_path):
+    """torchxrayvision sets all but Support Devices to 0 where No Finding is 1, and takes -1 and empty as unknown."""
+    rows = unpacked(package, "chexpert_train.csv.gz", tmp_path / "train.csv")
+    data = data_settings("chexpert", tmp_path, bad_images="skip")
+    split = open_split(data, "train", keep_missing=True)
+    assert len(split) == len(rows) == 223_414
+    assert split.groups == [re.search(r"patient\d+", row["Path"])[0] for row in rows]
+    healthy = np.array([row["No Finding"] == "1.0" for row in rows])
+    for k, name in enumerate(OBSERVATIONS[1:], 1):
+        values = np.array([row[name] or "nan" for row in rows], np.float32)
+        if name != "Support Devices":
+            values[healthy] = 0
+        values[values == -1] = np.nan
+        np.testing.assert_array_equal(np.where(split.labels[:, k] == UNKNOWN, np.nan, split.labels[:, k]), values)
+    np.testing.assert_array_equal(split.labels[:, 0] == POSITIVE, healthy)

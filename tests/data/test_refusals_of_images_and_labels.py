@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import io
 import os
 import struct
 import time
@@ -12,9 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.drawn_images import encoded
 from helpers.refusals import CUT, Refusal, damaged, each
 from helpers.tables import data_settings, split_of, write
-from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.features import FeatureTable
@@ -29,12 +28,6 @@ from mlmoe_jax.data.split import Split
 
 
 # -------------------------------------------------------------------------------------------------------------- images
-def encoded(array: np.ndarray, file_format="PNG", **options) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, file_format, **options)
-    return file.getvalue()
-
-
 def in_file(data: bytes, says: str, name="x.jpg") -> Refusal:
     make, call = lambda at: write_bytes(at / name, data), lambda at: read_image(at / name)
     return Refusal(f"{name} {says}", make, call, f"cannot read {{at}}/{name} as an image: {says}", error=BadImage)

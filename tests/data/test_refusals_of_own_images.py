@@ -4,7 +4,7 @@ import json
 
 from helpers.labeling import CVAT_XML, LABELS_XML, annotation, choices, task
 from helpers.refusals import Refusal, each
-from helpers.tables import data_settings, write, write_images
+from helpers.tables import data_settings, opened, write, write_images
 
 from mlmoe_jax.data.sources.open import open_split
 
@@ -16,7 +16,7 @@ def folders(images: str, *says: str, split="train", model_classes=None, **keys) 
     return Refusal(
         f"{images} {split}",
         lambda at: write_images(at, images.split()),
-        lambda at: open_split(data_settings(**{"name": "folders", "root": at} | keys), split, classes=model_classes),
+        lambda at: opened(**{"name": "folders", "root": at} | keys, split=split, model_classes=model_classes),
         *says,
     )
 
@@ -57,8 +57,8 @@ def tool(name: str, content: object, *says: str, split="train", **keys) -> Refus
         write(at, classes, keys.get("classes", ""), ())
 
     def call(at):
-        files = {"table": "export", "classes": classes if "classes" in keys else ""}
-        return open_split(data_settings(name, at, **{**keys, **files}), split)
+        data = data_settings(name, at, **keys | {"table": "export", "classes": classes if "classes" in keys else ""})
+        return open_split(data, split)
 
     return Refusal(f"{name} {says[0]} {content}"[:100], make, call, *says)
 

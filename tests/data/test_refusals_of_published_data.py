@@ -7,9 +7,8 @@ import json
 import pytest
 from helpers.published_data import WRITE, coco_file, write_nuswide, write_voc
 from helpers.refusals import GONE, Refusal, damaged, each, replacing
-from helpers.tables import data_settings
+from helpers.tables import opened
 
-from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.source import VARIABLE, Published
 
 INSTANCES, CATEGORIES, IMAGES = "annotations/instances_train2014.json", '"categories": [', '"images": ['
@@ -23,11 +22,7 @@ INDEX, NIH, CHEXPERT = "vg_category_500_labels_index.json", "Data_Entry_2017.csv
 def broken(name: str, file: str, how, *says: str, split="train", case="", make=None) -> Refusal:
     """A data set of which one file is damaged. By default, the case is the new content."""
     says = [f"{{at}}/{file} is damaged: ", *says] if isinstance(how, str) else says
-    return damaged(f"{name} {case or how}", make or WRITE[name], file, how, opened(name, split), *says)
-
-
-def opened(name: str, split: str = "train", **keys):
-    return lambda at: open_split(data_settings(name, at, **keys), split)
+    return damaged(f"{name} {case or how}", make or WRITE[name], file, how, lambda at: opened(name, at, split), *says)
 
 
 def added(part: str, item: dict):
@@ -157,7 +152,7 @@ HOW = (
 
 def use(case: str, name: str, *says: str, make=None, root="", split="train", model_classes=None, **keys) -> Refusal:
     """A split of a data set in the folder, or in `root` below it, opened with these keys of `data`."""
-    call = lambda at: open_split(data_settings(name, at / root, **keys), split, classes=model_classes)  # noqa: E731
+    call = lambda at: opened(name, at / root, split, model_classes, **keys)  # noqa: E731
     return Refusal(f"{name} {case}", make or WRITE.get(name), call, *says)
 
 

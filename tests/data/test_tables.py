@@ -5,13 +5,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers.tables import lines, listed, settings, widths, write
+from helpers.tables import lines, listed, opened, settings, widths, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.sources.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits
-from mlmoe_jax.data.usage import unused_input
+from mlmoe_jax.data.usage import Usage, join_usages, unused_input
 from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.formats import read_cell_names
 from mlmoe_jax.runtime.storage import OutputTarget
@@ -97,6 +97,13 @@ READ = {
         ("cat", "dog"),
         ["a.png: cat", "b.png: dog"],
     ),
+    "a column in another Unicode form than the class": (
+        "image,e\u0301\na.png,1\n",
+        CODES,
+        ("\u00e9",),
+        ("\u00e9",),
+        ["a.png: \u00e9"],
+    ),
     "lists and objects of an image": (
         lines(*({"image": "a.png", "labels": labels} for labels in ({"cat": 1}, ["dog"], {"cow": 0}))),
         {"name": "jsonl"},
@@ -130,7 +137,7 @@ def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
     ResultRows(names).write(OutputTarget(tmp_path / "train.csv", "csv"), results)
     with open(tmp_path / "train.csv", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@")) for row in csv.reader(file) for cell in row)
-    split = open_split(settings(tmp_path), "train")
+    split = opened("csv", tmp_path)
     assert split.classes == tuple(sorted(names))
     assert listed(split) == [f"=1+1.png: {', '.join(sorted(names))}", "b.png: a;b"]
 
@@ -167,10 +174,10 @@ def test_ids_of_one_image_folder_per_split_differ_between_splits(tmp_path):
 
 def test_absolute_paths_become_relative_to_the_image_folder(tmp_path):
     write(tmp_path, "train.csv", "image,labels\n{at}/sub/c.png,x\na.png,y\n")
-    split = open_split(settings(tmp_path), "train")
+    split = opened("csv", tmp_path)
     assert (split.ids, widths(split)) == (["sub/c.png", "a.png"], [3, 1])
     write(tmp_path, "train.csv", "image,labels\n{at}/sub/c.png,x\n")
-    split = open_split(settings(tmp_path, images="/"), "train")
+    split = opened("csv", tmp_path, images="/")
     assert (split.ids, widths(split)) == ([f"{tmp_path}/sub/c.png".removeprefix("/")], [3])
 
 
@@ -197,16 +204,10 @@ def test_a_label_in_two_unicode_forms_is_one_label(tmp_path, name):
     assert listed(open_split(data, "train")) == [f"a.png: {composed}, x", "b.png:"]
 
 
-def test_a_column_in_another_unicode_form_is_that_of_the_class(tmp_path):
-    write(tmp_path, "train.csv", "image,e\u0301\na.png,1\n")
-    split = open_split(settings(tmp_path, label_column=""), "train", classes=["\u00e9"])
-    assert listed(split) == ["a.png: \u00e9"]
-
-
 def test_rows_of_an_image_are_merged(tmp_path):
     text = "image,labels,patient\nsub/../a.png,cat,p\n./a.png,dog,\nb.png,cat,q\nsub//c.png,,r\nsub\\c.png,,r\n"
     write(tmp_path, "train.csv", f"{text}{{at}}/a.png,cat,p\n")
-    split = open_split(settings(tmp_path, group_column="patient"), "train")
+    split = opened("csv", tmp_path, group_column="patient")
     assert listed(split) == ["a.png: cat, dog", "b.png: cat", "sub/c.png:"]
     assert split.groups == ["p", "q", "r"]
     assert [split.images.line(row) for row in range(3)] == [("train.csv", line) for line in (2, 4, 5)]
@@ -218,7 +219,7 @@ def test_rows_of_an_image_are_merged(tmp_path):
 def test_lines_inside_of_quotes_are_said(tmp_path):
     text = 'image,note,labels\na.png,"nice,x\nb.png,nice",y\n\nsub/c.png,"two\nlines\n",z\n'
     write(tmp_path, "train.csv", text)
-    split = open_split(settings(tmp_path), "train")
+    split = opened("csv", tmp_path)
     assert [split.images.line(row) for row in range(2)] == [("train.csv", 2), ("train.csv", 5)]
     assert unused_input(split.usage) == [
         f"{tmp_path}/train.csv has 1 column that no key of the config names: note",
@@ -279,7 +280,7 @@ def test_each_spelling_of_a_split_is_used_or_counted(tmp_path, kind):
 
 def test_another_split_in_the_file_of_a_split_is_said(tmp_path):
     write(tmp_path, "train.csv", "image,labels,split\na.png,x,Training\nb.png,x,test\n")
-    split = open_split(settings(tmp_path), "train")
+    split = opened("csv", tmp_path)
     assert len(split) == 2
     assert unused_input(split.usage) == [
         f"{tmp_path}/train.csv is the file of split train (data.table), so another split in 1 row (line 3: 'test') is "
@@ -299,6 +300,30 @@ def test_spellings_of_a_split_have_one_key():
     }
     for key, names in names_of_key.items():
         assert {split_key(name) for name in names.split("|")} == {key}
+
+
+def test_accounts_of_the_splits_of_a_file_are_joined():
+    """Images that are left out of one split only are counted once, and are not used in the account of the others."""
+
+    def account(*splits):
+        usage = Usage("labels.csv", "row", {"train": 40, "val": 10})
+        usage.leave_out("without labels", count=2)
+        for split in splits:
+            usage.merge(split, 1)
+            usage = usage.drop(split, "without a file", ["a.png"])
+        return usage
+
+    joined, *more = join_usages([account("train"), account("val"), account()])
+    assert not more
+    assert (joined.given, joined.used, joined.unused) == (52, {"train": 38, "val": 8}, 4)
+    document = joined.document()
+    assert document["left_out"] == {
+        "without labels": 2,
+        "without a file (split train)": 1,
+        "without a file (split val)": 1,
+    }
+    assert (document["given"], document["merged"]) == (52, 2)
+    assert joined.hold_out("train", "val", 5).used == {"train": 33, "val": 5}
 
 
 # ---------------------------------------------------------------------------------------------------------------- size

@@ -12,12 +12,12 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from helpers.drawn_images import encoded
 from helpers.refusals import CUT, EMPTY, GONE, Refusal, each
-from helpers.tables import data_settings, listed, widths
+from helpers.tables import listed, opened, widths
 from PIL import Image
 
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.sources.open import open_split
 
 NAMES = ["cat", "cow", "dog"]
 # per image: the present classes, and the difficult ones
@@ -25,10 +25,6 @@ IMAGES = {
     "train": [([0, 2], []), ([], []), ([1], [2]), ([], [0]), ([2], []), ([0], [])],
     "test": [([1], []), ([2], [])],
 }
-
-
-def open_tfds(root, name, split, **keys):
-    return open_split(data_settings(f"tfds:{name}", root, **keys), split)
 
 
 ONE, TEXT = tfds.features.ClassLabel(names=NAMES), tfds.features.Text()
@@ -65,10 +61,7 @@ def single(row, present, difficult) -> dict:
 
 
 def image_file(width: int) -> io.BytesIO:
-    file = io.BytesIO()
-    Image.new("RGB", (width, 8), (9 * width, 0, 0)).save(file, "JPEG")
-    file.seek(0)
-    return file
+    return io.BytesIO(encoded(Image.new("RGB", (width, 8), (9 * width, 0, 0)), "JPEG"))
 
 
 def prepare(root, name, make, number="1.0.0", config="") -> None:
@@ -125,7 +118,7 @@ SPLITS = {
 @pytest.mark.parametrize("name", SPLITS)
 def test_labels_of_each_kind_of_features(prepared, name):
     positive, empty = SPLITS[name]
-    split, kept = (open_tfds(prepared, name, "train", keep_empty=keep) for keep in (False, True))
+    split, kept = (opened(f"tfds:{name}", prepared, "train", keep_empty=keep) for keep in (False, True))
     assert (split.name, split.classes) == ("train", tuple(NAMES))
     assert sorted(listed(split)) == positive
     assert sorted(listed(kept)) == sorted([*positive, *empty])
@@ -134,7 +127,7 @@ def test_labels_of_each_kind_of_features(prepared, name):
 
 
 def test_one_label_per_image(prepared):
-    split = open_tfds(prepared, "pets_single", "train", keep_empty=True)
+    split = opened("tfds:pets_single", prepared, "train", keep_empty=True)
     assert split.classes == ("0", "1", "2")
     assert split.ids == [f"train/{row:08d}" for row in range(6)]  # ids that are not unique are not used
     labels = dict(zip(widths(split), split.labels.tolist(), strict=True))
@@ -142,18 +135,18 @@ def test_one_label_per_image(prepared):
 
 
 def test_images_are_as_stored_and_can_be_pickled(prepared):
-    images = open_tfds(prepared, "pets_voc", "train", difficult_train="positive").images
+    images = opened("tfds:pets_voc", prepared, "train", difficult_train="positive").images
     assert images.encoded(0).startswith(b"\xff\xd8")
     assert [image.shape for image in pickle.loads(pickle.dumps(images))] == [image.shape for image in images]
     assert len(images) == 5, "a difficult label counts"
 
 
 def test_parts_of_a_split(prepared):
-    whole = open_tfds(prepared, "pets_coco", "train", keep_empty=True)
-    half = open_tfds(prepared, "pets_coco", "train[:50%]", keep_empty=True)
+    whole = opened("tfds:pets_coco", prepared, "train", keep_empty=True)
+    half = opened("tfds:pets_coco", prepared, "train[:50%]", keep_empty=True)
     assert half.name == "train[:50%]"
     assert half.ids == whole.ids[:3]
-    assert len(open_tfds(prepared, "pets_coco", "train+test", keep_empty=True)) == 8
+    assert len(opened("tfds:pets_coco", prepared, "train+test", keep_empty=True)) == 8
 
 
 def test_without_tensorflow(prepared):
@@ -172,18 +165,18 @@ def test_names_versions_and_folders(copied, monkeypatch):
     prepare(copied, "PetsCoco", coco_like, "1.10.0")
     prepare(copied, "PetsCoco", coco_like, "1.9.0")
     (copied / "pets_coco" / "1.9.0" / "features.json").write_text("{")
-    assert len(open_tfds(copied, "pets_coco", "test")) == 2  # not 1.9.0
-    assert len(open_tfds(copied, "pets_coco:1.0.0", "test")) == 2
-    assert len(open_tfds(copied / "pets_coco" / "1.0.0", "pets_coco", "test")) == 2
+    assert len(opened("tfds:pets_coco", copied, "test")) == 2  # not 1.9.0
+    assert len(opened("tfds:pets_coco:1.0.0", copied, "test")) == 2
+    assert len(opened("tfds:pets_coco", copied / "pets_coco" / "1.0.0", "test")) == 2
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(copied))
-    assert len(open_tfds("", "pets_voc/small:1.0.0", "test")) == 2
+    assert len(opened("tfds:pets_voc/small:1.0.0", "", "test")) == 2
 
 
 def test_configurations(copied):
     prepare(copied, "PetsVoc", voc_like, config="large")  # becomes the default one
-    assert len(open_tfds(copied, "pets_voc", "test")) == 2
+    assert len(opened("tfds:pets_voc", copied, "test")) == 2
     shutil.rmtree(copied / "pets_voc" / ".config")
-    assert len(open_tfds(copied, "pets_voc/small", "test")) == 2
+    assert len(opened("tfds:pets_voc/small", copied, "test")) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -204,7 +197,7 @@ def use(
             yield at
 
     def call(at):
-        open_tfds(at / root, name, split).images.read(row)
+        opened(f"tfds:{name}", at / root, split).images.read(row)
 
     return Refusal(f"{name} {case or split} {says[0]}"[:90], change, call, *says, **options)
 

@@ -1,6 +1,9 @@
-"""Drawn images for tests of transforms."""
+"""Drawn images, and images as files."""
+
+import io
 
 import numpy as np
+from PIL import Image
 
 
 def drawing(height: int, width: int) -> np.ndarray:
@@ -11,3 +14,11 @@ def drawing(height: int, width: int) -> np.ndarray:
     image = np.clip(image + np.random.default_rng(0).normal(0, 6, image.shape), 0, 255).astype(np.uint8)
     image.flags.writeable = False
     return image
+
+
+def encoded(image, file_format="PNG", **options) -> bytes:
+    """Return the file of an array or of an image of Pillow; `options` are those of `Image.save`."""
+    file = io.BytesIO()
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    image.save(file, file_format, **options)
+    return file.getvalue()

@@ -8,15 +8,17 @@ from PIL import Image
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 
 CLASSES = ("a", "b", "c", "d")
 
 
-def split_of(ids, labels=(1, 0, 0, 0), name="train", groups=None) -> Split:
-    """Return a split of black images with the labels CLASSES; `labels` are codes of each image or of all."""
-    codes = np.broadcast_to(np.array(labels, np.int8), (len(ids), len(CLASSES)))
-    return Split(name, CLASSES, codes, list(ids), ArrayImages(np.zeros((len(ids), 4, 4, 3), np.uint8)), groups)
+def split_of(ids, labels=(1, 0, 0, 0), name="train", groups=None, classes=CLASSES) -> Split:
+    """Return a split of black images; `labels` are codes of each image or of all."""
+    classes = tuple(classes)
+    codes = np.broadcast_to(np.array(labels, np.int8), (len(ids), len(classes)))
+    return Split(name, classes, codes, list(ids), ArrayImages(np.zeros((len(ids), 4, 4, 3), np.uint8)), groups)
 
 
 def data_settings(name, root="", **keys):
@@ -24,6 +26,11 @@ def data_settings(name, root="", **keys):
     data = default_config().data
     data.update({"name": name, "root": str(root), **keys})
     return data
+
+
+def opened(name, root="", split="train", model_classes=None, **keys) -> Split:
+    """Return a split of a data set, with these keys of `data`."""
+    return open_split(data_settings(name, root, **keys), split, classes=model_classes)
 
 
 def settings(root, **keys):
@@ -48,10 +55,6 @@ def write_images(folder, images):
 def lines(*rows: dict) -> str:
     """Return rows as JSONL."""
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def jsonl(root, **keys):
-    return settings(root, **{"name": "jsonl", "table": "{split}.jsonl", **keys})
 
 
 MARK_OF_CODE = {POSITIVE: "", UNKNOWN: "?", DIFFICULT: "~"}
