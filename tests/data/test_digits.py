@@ -26,11 +26,6 @@ SINGLE_MEAN_COLOR = {  # of the first 200
 }
 
 
-@pytest.fixture(scope="module")
-def val():
-    return open_scenes("val")
-
-
 # ------------------------------------------------------------------------------------------------------------ cache
 @pytest.fixture
 def few(monkeypatch, tmp_path):
@@ -53,7 +48,8 @@ def test_scenes_are_rendered_once_for_all_programs(few, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
-def test_a_split_has_the_documented_arrays(val):
+def test_a_split_has_the_documented_arrays():
+    val = open_scenes("val")
     assert val.classes == tuple("0123456789")
     assert val.labels.dtype == np.int8
     assert set(np.unique(val.labels)) == {0, 1}
@@ -120,14 +116,10 @@ def test_written_files_hold_the_scenes(tmp_path, capsys):
             np.testing.assert_array_equal(read_image(tmp_path / row["image"]), image)
 
 
-def command(*arguments) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "mlmoe_jax.data.sources.digits", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_command_line_writes_everything(tmp_path):
-    finished = command(f"--out={tmp_path}")
+    line = [sys.executable, "-m", "mlmoe_jax.data.sources.digits", f"--out={tmp_path}"]
+    finished = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stdout) == (0, "")
     for name, count in SCENES.items():
         assert len(list((tmp_path / name).iterdir())) == count

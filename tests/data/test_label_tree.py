@@ -85,18 +85,6 @@ def test_closed_labels_agree_with_the_tree_and_stay(seed):
     assert not doubts.any()
 
 
-def test_sets_of_labels_are_augmented():
-    present = np.zeros((1, 7), bool)
-    present[0, POODLE] = True
-    assert np.flatnonzero(BOTH.add_implied(present)).tolist() == [ANIMAL, DOG, NO, POODLE]
-
-
-def test_a_tree_is_stored():
-    stored = BOTH.arrays()
-    assert LabelTree.from_arrays(stored, NAMES) == BOTH
-    assert LabelTree.from_arrays({}, NAMES) == LabelTree()
-
-
 def test_the_labels_of_all_splits_are_closed_before_images_are_held_out(tmp_path):
     rows = ["image,labels", *(f"{n}.jpg,{'poodle' if n % 2 else 'day;night'}" for n in range(10))]
     for name, text in (("labels.csv", rows), ("classes.txt", NAMES), ("tree.yaml", [TEXT])):

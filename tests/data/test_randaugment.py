@@ -27,22 +27,14 @@ GRAY = (128, 128, 128)
 
 # The published magnitudes, index 0 … 9, and definitions in terms of Pillow; `m` includes the sign.
 MAGNITUDES = {
-    "shear_x": np.linspace(0, 0.3, 10),
-    "shear_y": np.linspace(0, 0.3, 10),
-    "translate_x": np.linspace(0, 150 / 331, 10),
-    "translate_y": np.linspace(0, 150 / 331, 10),
+    **dict.fromkeys(("shear_x", "shear_y"), np.linspace(0, 0.3, 10)),
+    **dict.fromkeys(("translate_x", "translate_y"), np.linspace(0, 150 / 331, 10)),
     "rotate": np.linspace(0, 30, 10),
-    "color": np.linspace(0, 0.9, 10),
-    "contrast": np.linspace(0, 0.9, 10),
-    "sharpness": np.linspace(0, 0.9, 10),
-    "brightness": np.linspace(0, 0.9, 10),
+    **dict.fromkeys(("color", "contrast", "sharpness", "brightness"), np.linspace(0, 0.9, 10)),
     "posterize": [8, 8, 7, 7, 6, 6, 5, 5, 4, 4],
     "solarize": np.linspace(256, 0, 10),
     "cutout": [0, 2, 4, 7, 9, 11, 13, 16, 18, 20],
-    "invert": [0] * 10,
-    "autocontrast": [0] * 10,
-    "equalize": [0] * 10,
-    "identity": [0] * 10,
+    **dict.fromkeys(("invert", "autocontrast", "equalize", "identity"), [0] * 10),
 }
 
 

@@ -23,9 +23,11 @@ def drawn(folder, names, *, labels="a", **keys) -> tuple[set[str], set[str]]:
     rows = [f"{name},{labels},{f'p{int(name[:-4]) // 6}' if int(name[:-4]) % 3 == 0 else ''}" for name in names]
     (folder / "all.csv").write_text("\n".join(["image,labels,patient", *rows]))
     data = settings(folder, table="all.csv", bad_images="skip", **{"val_fraction": 0.3} | keys)
-    train, val = (set(open_split(data, name, keep_missing=True).ids) for name in ("train", "val"))
+    splits = [open_split(data, name, keep_missing=True) for name in ("train", "val")]
+    train, val = (set(split.ids) for split in splits)
     assert train | val == set(names)
     assert not train & val
+    assert all(split.usage[0].used == {"train": len(train), "val": len(val)} for split in splits)
     return train, val
 
 
@@ -79,16 +81,6 @@ def test_no_image_changes_its_part_if_the_table_changes(tmp_path, groups):
 def test_few_positives_of_the_held_out_images_are_said(positives, says):
     labels = np.arange(40)[:, None] < np.array(positives, int)
     assert few_positives(np.where(labels, 1, -1).astype(np.int8)) == says
-
-
-def test_the_account_of_a_table_counts_the_held_out_images(tmp_path):
-    rows = [f"{name},a,train" for name in NAMES]
-    (tmp_path / "all.csv").write_text("\n".join(["image,labels,split", *rows, "x.png,a,other"]))
-    data = settings(tmp_path, table="all.csv", bad_images="skip", val_fraction=0.3)
-    train, val = (open_split(data, name, keep_missing=True) for name in ("train", "val"))
-    for split in (train, val):
-        (usage,) = split.usage
-        assert (usage.used, usage.unused) == ({"train": len(train), "val": len(val)}, 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- groups

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from helpers.tables import data_settings
 
-from mlmoe_jax.config import load_config
 from mlmoe_jax.data.sources import synthetic
-from mlmoe_jax.data.sources.open import count_labels, open_split
+from mlmoe_jax.data.sources.open import open_split
 
 
 def open_synthetic(labels, split):
@@ -56,9 +55,3 @@ def test_splits_are_disjoint_streams_that_never_change():
         np.testing.assert_array_equal(again.read(row), train.images.read(row))
     assert not np.array_equal(train.images.read(0), train.images.read(1))
     assert (len(train), len(val), len(open_synthetic(100, "test"))) == (2_000, 500, 500)
-
-
-def test_opened_by_name():
-    config = load_config("drmoe_20k", [("data.labels", "64")])
-    assert count_labels(config.data) == 64
-    assert len(open_split(config.data, "test").classes) == 64

@@ -26,24 +26,11 @@ def blocks(*sizes):
     return counts, np.full(len(member), 10), member
 
 
-def dense_cooccurrence(labels):
-    together, positives = grouping.cooccurrence(labels)
-    return together.toarray(), positives
-
-
-def test_cooccurrence_by_hand():
-    labels = np.array([[1, 1, 0], [1, 1, 2], [1, -1, 1], [0, 0, 0]], np.int8)
-    counts, positives = grouping.cooccurrence(labels)
-    np.testing.assert_array_equal(counts.toarray(), [[0, 2, 1], [2, 0, 0], [1, 0, 0]])
-    assert counts.nnz == 4, "pairs that never occur together take no memory"
-    np.testing.assert_array_equal(positives, [3, 2, 1])
-    assert counts.dtype == positives.dtype == np.int64
-
-
 def test_cooccurrence_of_many_rows_is_exact():
     labels = np.random.default_rng(0).integers(-1, 3, (150_001, 3), np.int8)
     counts, positives = grouping.cooccurrence(labels)
     np.testing.assert_array_equal(positives, (labels == 1).sum(axis=0))
+    assert counts.dtype == positives.dtype == np.int64
     for i, j in ((0, 1), (0, 2), (2, 1)):
         assert counts[i, j] == ((labels[:, i] == 1) & (labels[:, j] == 1)).sum()
     np.testing.assert_array_equal(counts.diagonal(), 0)
@@ -80,24 +67,6 @@ def test_co_groups_are_the_blocks_and_dc_groups_divide_them():
     assert all(len(set(dc[member == block])) > 1 for block in range(3))
 
 
-def test_groups_are_numbered_by_their_first_label():
-    counts, positives, member = blocks(3, 4, 3)
-    order = np.random.default_rng(1).permutation(len(member))
-    shuffled = grouping.group_labels(counts[order][:, order], positives, num_groups=3, tau=2, side="co", seed=0)
-    assert shuffled.tolist() == canonical(member[order])
-
-
-@pytest.mark.parametrize("side", ["co", "dc"])
-def test_the_same_seed_gives_the_same_groups(side):
-    random = np.random.default_rng(0)
-    counts, positives = dense_cooccurrence(random.random((200, 12)) < 0.3)
-    first, again = (
-        grouping.group_labels(counts, positives, num_groups=4, tau=2, side=side, seed=7).tolist() for _ in range(2)
-    )
-    assert first == again == canonical(first)
-    assert set(first) == set(range(4))
-
-
 def test_one_group_and_one_group_per_label():
     counts, positives, member = blocks(2, 3)
     every = grouping.group_labels(counts, positives, num_groups=1, tau=2, side="co", seed=0)
@@ -112,7 +81,7 @@ def test_one_group_and_one_group_per_label():
 def test_labels_without_positives_get_a_group(side, num_groups, silent):
     labels = np.random.default_rng(0).random((50, 7)) < 0.4
     labels[:, -silent:] = False
-    counts, positives = dense_cooccurrence(labels)
-    groups = grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side=side, seed=0)
+    together, positives = grouping.cooccurrence(labels)
+    groups = grouping.group_labels(together.toarray(), positives, num_groups=num_groups, tau=2, side=side, seed=0)
     assert groups.tolist() == canonical(groups)
     assert groups.max() < num_groups

@@ -5,26 +5,15 @@ import json
 
 import numpy as np
 from helpers.paths import REPOSITORY
+from helpers.tables import data_settings, split_of
 from numpy.random import RandomState
 
-from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.labels.hidden import draw_fraction, draw_one, draw_share, find_mistake, hide_positives
-from mlmoe_jax.data.split import Split
-
-
-def split_of(labels):
-    labels, images = np.asarray(labels, np.int8), ArrayImages(np.zeros((len(labels), 4, 4, 3), np.uint8))
-    return Split(
-        "train", tuple("abcdefgh"[: labels.shape[1]]), labels, [f"train/{n}.jpg" for n in range(len(labels))], images
-    )
 
 
 def hidden(labels, rule, **changes):
-    data = default_config().data
-    data.known_positives = str(rule)
-    data.update(changes)
-    return hide_positives(split_of(labels), data).labels
+    split = split_of([f"train/{row}.jpg" for row in range(len(labels))], labels, classes="abcdefgh"[: len(labels[0])])
+    return hide_positives(split, data_settings("made", known_positives=str(rule), **changes)).labels
 
 
 POSITIVE = np.arange(8) < np.arange(9).repeat(200)[:, None]  # 200 images with each number of positives from 0 to 8
