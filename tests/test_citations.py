@@ -12,7 +12,7 @@ SECTION = "\n## References\n"  # of that page: the list, up to its end
 # configuration.md is made from the package.
 PAGES = [page for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "configuration"]
 # The programs that reproduce the tables name them as data.
-ABOUT_TABLES = {"papers", "write_papers", "test_reproduce_command"}
+ABOUT_TABLES = {"papers", "write_papers"}
 MODULES = [
     module
     for folder in ("mlmoe_jax", "configs", "benchmarks", "tools", "tests")
