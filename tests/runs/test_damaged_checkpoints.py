@@ -1,6 +1,5 @@
 """Damaged checkpoints, in whose place the one before is used."""
 
-import gc
 import shutil
 from pathlib import Path
 
@@ -12,16 +11,12 @@ from helpers.checkpoints import damage, identical, make_state, save_steps
 from mlmoe_jax.runs.checkpoint import open_manager, restore, save
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 
-# Orbax leaves coroutines unfinished if a file cannot be read.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     save_steps(RunFolder(folder), 4, 9)
-    yield folder
-    gc.collect()  # so that no later test is warned
+    return folder
 
 
 @pytest.fixture

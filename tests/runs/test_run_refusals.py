@@ -1,7 +1,6 @@
 """What a run folder refuses, and its files × what can happen to them."""
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -195,16 +194,11 @@ def test_refusals(case, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- reading a run
-# Orbax leaves coroutines unfinished if a file cannot be read.
-unfinished = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
     save_steps(RunFolder(folder), 3, 5, 8)
-    yield folder
-    gc.collect()  # so that no later test is warned
+    return folder
 
 
 @pytest.fixture
@@ -369,7 +363,6 @@ DAMAGE = [
 ]
 
 
-@unfinished
 @each([*READING, *DAMAGE])
 def test_damage(case, place):
     case.check(place)

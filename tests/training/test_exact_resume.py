@@ -113,12 +113,10 @@ def divergence(run, recipe, folder, monkeypatch) -> Made:
 
 
 SLOW = pytest.mark.slow
-# Orbax closes its event loop at the first damaged array, while it reads others.
-WHILE_READING = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CASES = [
     ("probe", sigterm, MIDDLE),
     ("probe", sigterm_while_waiting, MIDDLE),
-    pytest.param("probe", damage, MIDDLE - 1, marks=WHILE_READING),
+    ("probe", damage, MIDDLE - 1),
     ("probe", divergence, MIDDLE),
     ("prompts and gates", kill, 6),
     ("mixed images", kill, MIDDLE),
