@@ -85,15 +85,13 @@ def two_steps(drawn_parts):
     from helpers.bench import Bench, drawn_batch
 
     from mlmoe_jax.data.labels.space import synthetic_label_space
-    from mlmoe_jax.data.prepare import Preprocess
-    from mlmoe_jax.runtime.sharding import make_mesh
 
     def run(config):
         prompts = config.model.prompts
         prompts.count, prompts.num_groups, prompts.per_group = 3, 2, 2
         config.optim.schedule, config.optim.learning_rate, config.ema.decay = "constant", 1e-2, 0.9
         parts = drawn_parts(config, synthetic_label_space(4, 2))
-        bench = Bench(config, parts, Preprocess(64, (0.5,) * 3, (0.25,) * 3), make_mesh(config.mesh), 4)
+        bench = Bench(config, parts, 4)
         before, batch = jax.device_get(bench.start()), drawn_batch(4, 64, 4)
         batch["label"] = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1]], np.float32)
         state, log = bench.run(batch, 2)

@@ -10,8 +10,10 @@ from helpers.drawn import drawn
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import Parts
-from mlmoe_jax.runtime.sharding import shard_batch
+from mlmoe_jax.runtime.sharding import make_mesh, shard_batch
 from mlmoe_jax.training.build_steps import build_steps
 from mlmoe_jax.training.step import TrainState
 
@@ -33,13 +35,46 @@ def drawn_batch(size: int, side: int, labels: int, *, seed: int = 0) -> dict[str
     }
 
 
-class Bench:
-    """A model with the steps that a config builds for it on a mesh."""
+class Line(nnx.Module):
+    """A linear layer on images of 4 × 4 pixels."""
 
-    def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, labels: int | np.ndarray):
-        self.parts, self.mesh = parts, mesh
+    def __init__(self, labels: int):
+        self.head = nnx.Linear(4 * 4 * 3, labels, rngs=nnx.Rngs(0))
+        self.head.by_label = False
+
+    def __call__(self, image, *, labels=None, rngs=None):
+        return Prediction(self.head(image.reshape(len(image), -1)))
+
+
+class Bench:
+    """A model with the steps that a config builds for it on a mesh.
+
+    Args:
+      config: the config.
+      model: the model, or its parts. Of a model, `config.trainable` says what is trained.
+      labels: their number, or i8[N,K], the label codes of the training split.
+      side: the side of the images.
+      mesh: None = that of the config.
+      preprocess: None = the same for all colors.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        model: nnx.Module | Parts,
+        labels: int | np.ndarray,
+        *,
+        side: int = 64,
+        mesh: Mesh | None = None,
+        preprocess: Preprocess | None = None,
+    ):
+        if isinstance(model, nnx.Module):
+            definition, params, stats = ModelDef.split(model)
+            model = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
+        self.parts, self.mesh = model, mesh or make_mesh(config.mesh)
         labels = np.zeros((1, labels), np.int8) if isinstance(labels, int) else labels
-        self.steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=100)
+        preprocess = preprocess or Preprocess(side, (0.5,) * 3, (0.25,) * 3)
+        self.steps = build_steps(config, model, preprocess, self.mesh, labels, total_steps=100)
 
     def start(self, step: int = 0) -> TrainState:
         """Return the initial state, counted as that before `step`, in new arrays that a step may donate."""

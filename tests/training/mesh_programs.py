@@ -1,6 +1,7 @@
 """The functions that test_meshes.py calls in a process with eight simulated devices; their results are JSON."""
 
 import contextlib
+import functools
 import io
 import os
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from helpers import tiny
-from helpers.bench import Bench, drawn_batch, drawn_model
+from helpers.bench import Bench, Line, drawn_batch, drawn_model
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mlmoe_jax.apps.tools.preflight import hlo
@@ -20,7 +21,6 @@ from mlmoe_jax.apps.tools.preflight.compile_check import Programs
 from mlmoe_jax.apps.tools.prune import measure_importance
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
@@ -28,10 +28,9 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.experts import LabelExperts
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import Parts, split_model
+from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import AXES, make_mesh, remove_padding
@@ -73,8 +72,7 @@ def largest_gap(one, other) -> float:
 def bench_of(config, mesh) -> Bench:
     """Return the model of a config with random values on a mesh."""
     model = drawn_model(config, synthetic_label_space(LABELS, 2), scale=0.2)
-    preprocess = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
-    return Bench(config, split_model(model, config), preprocess, mesh, LABELS)
+    return Bench(config, split_model(model, config), LABELS, mesh=mesh)
 
 
 def batch_for(bench: Bench) -> dict:
@@ -145,15 +143,14 @@ def batch_norm_gaps(meshes: list) -> dict:
     model, draw = nnx.eval_shape(Normalized), np.random.default_rng(0)
     values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape) ** 2, x.dtype), nnx.state(model))
     nnx.update(model, values)
-    definition, params, stats = ModelDef.split(model)
-    trainable, frozen = split_trainable(params, ((r"backbone/", False), (r"", True)))
-    parts, preprocess = Parts(definition, trainable, frozen, stats, frozenset()), Preprocess(8, (0.5,) * 3, (0.25,) * 3)
+    config.trainable = ((r"backbone/", False), (r"", True))
+    trainable, _ = split_trainable(ModelDef.split(model)[1], config.trainable)
     batch = drawn_batch(8, 8, 3)
     batch["label_mask"] = draw.integers(0, 2, (8, 3)).astype(np.float32)
     batch["mask"][5:] = 0  # unequal on the devices
 
     def outcome(mesh):
-        bench = Bench(config, parts, preprocess, mesh, 3)
+        bench = Bench(config, model, 3, side=8, mesh=mesh)
         state, (metrics,) = bench.run(batch)
         output = bench.steps.eval_step(state.raw(), state.frozen, bench.shard(batch))
         assert output["logits"].sharding.is_fully_replicated
@@ -162,17 +159,6 @@ def batch_norm_gaps(meshes: list) -> dict:
     reference, found = on_meshes(meshes, outcome, largest_gap)
     moved = max(float(np.abs(reference["state"][path] - value).max()) for path, value in trainable.items())
     return {"moved": moved, "gaps": found}
-
-
-class Line(nnx.Module):
-    """A linear layer on an image."""
-
-    def __init__(self):
-        self.head = nnx.Linear(4 * 4 * 3, 40, rngs=nnx.Rngs(0))
-        self.head.by_label = False
-
-    def __call__(self, image, *, labels=None, rngs=None):
-        return Prediction(self.head(image.reshape(len(image), -1)))
 
 
 def estimate_gaps(kind: str, meshes: list) -> dict:
@@ -185,11 +171,9 @@ def estimate_gaps(kind: str, meshes: list) -> dict:
     config.optim.schedule, config.optim.name, config.optim.learning_rate = "constant", "sgd", 10.0
     config.train.batch_size = 8  # twenty steps per epoch
     codes = np.where(draw.random((160, 40)) < 0.05, 1, -1).astype(np.int8)
-    definition, params, stats = ModelDef.split(Line())
-    parts, preprocess = Parts(definition, params, {}, stats, frozenset()), Preprocess(4, (0.5,) * 3, (0.25,) * 3)
 
     def outcome(mesh):
-        bench = Bench(config, parts, preprocess, mesh, codes)
+        bench = Bench(config, Line(40), codes, side=4, mesh=mesh)
         state = bench.start(step=20)
         for seed in range(3):
             batch = drawn_batch(8, 4, 40, seed=seed)
@@ -283,22 +267,22 @@ def bank_forms(labels: int, sizes: list) -> dict:
     bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, rngs=nnx.Rngs(0))
     definition, state = nnx.split(bank)
 
-    def outputs(state, features):
+    def outputs(state, features, mesh=mesh):
         with partition.use_mesh(mesh):
             return nnx.merge(definition, state)(features)[0]
 
-    def both(state, features):
-        loss = lambda state, features: jnp.sum(weight * outputs(state, features) ** 2)  # noqa: E731
-        return outputs(state, features), jax.grad(loss, (0, 1))(state, features)
+    @functools.partial(jax.jit, static_argnums=2)
+    def both(state, features, mesh):
+        loss = lambda state, features: jnp.sum(weight * outputs(state, features, mesh) ** 2)  # noqa: E731
+        return outputs(state, features, mesh), jax.grad(loss, (0, 1))(state, features)
 
-    reference, whole = both(state, features), labels % sizes[2] == 0
+    reference, whole = jax.device_get(both(state, features, None)), labels % sizes[2] == 0
     over_both = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "expert"))
     if whole:
         state = jax.device_put(state, NamedSharding(mesh, PartitionSpec("expert")))
         features = jax.device_put(features, over_both)
-    gaps = jax.tree.map(
-        lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), jax.jit(both)(state, features), reference
-    )
+    found = jax.device_get(both(state, features, mesh))
+    gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), found, reference)
     found = {"gap": max(jax.tree.leaves(gaps)), "collectives": []}
     if whole:
         text = jax.jit(outputs, out_shardings=over_both).lower(state, features).compile().as_text()

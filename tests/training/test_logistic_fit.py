@@ -1,11 +1,12 @@
 """Runs with train.fit=logistic: the run folder, reruns, and what reads the folder."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.runs import recipe
+from helpers.runs import Made, recipe
 
 from mlmoe_jax.apps.report.page import write_report
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
@@ -24,19 +25,33 @@ from mlmoe_jax.training.loop import train
 ONLY_TRAIN = {"data__test_splits": (), "data__val_split": ""}
 
 
+def use_informative(patch, cache):
+    """Use images whose features tell something about their labels, so that the best fit is not a constant."""
+    patch.setenv("MLMOE_CACHE", str(cache))
+    tiny.use_vit(patch, patch=16)
+    tiny.use_scenes(patch, train=50, val=20, test=20, test_shift=20)
+
+
+@pytest.fixture(scope="module")
+def made(runs, tmp_path_factory):
+    """A finished run, and the cache of its features."""
+    place, config = tmp_path_factory.mktemp("logistic"), recipe("logistic")
+    with runs.world(), pytest.MonkeyPatch.context() as patch:
+        use_informative(patch, place / "cache")
+        folder = RunFolder(place / "run")
+        return Made(folder, config, train(config, folder)), place / "cache"
+
+
 @pytest.fixture(autouse=True)
-def informative(run, tmp_path, monkeypatch):
-    """The features of these images tell something about their labels, so that the best fit is not a constant."""
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    tiny.use_vit(monkeypatch, patch=16)
-    tiny.use_scenes(monkeypatch, train=50, val=20, test=20, test_shift=20)
+def informative(run, made, tmp_path, monkeypatch):
+    use_informative(monkeypatch, shutil.copytree(made[1], tmp_path / "cache"))
 
 
 @pytest.fixture
-def finished(tmp_path):
-    """A finished run, and its results."""
-    folder = RunFolder(tmp_path / "finished")
-    return folder, train(recipe("logistic"), folder)
+def finished(made, tmp_path):
+    """A copy of the finished run, and its results."""
+    copied = made[0].copy(tmp_path / "finished")
+    return copied.folder, copied.results
 
 
 def test_the_run_has_the_values_of_the_fit_and_the_scores_of_images_outside(finished):

@@ -105,19 +105,12 @@ def test_the_flops_of_the_backbone_per_device_are_the_same_on_every_mesh():
     assert max(flops) == pytest.approx(min(flops), rel=1e-3)
 
 
-def require_experts_of_one_device(found: dict) -> None:
+@pytest.mark.parametrize("labels", [16, pytest.param(10, marks=pytest.mark.slow)])
+def test_task_experts_equal_those_of_one_device(quick, labels):
+    """16 labels divide over four devices along `expert`, without communication; 10 do not divide."""
+    found = quick["bank_forms"] if labels == 16 else on_eight_devices("bank_forms", labels, (2, 1, 4))
     assert found["gap"] < 1e-6
     assert not found["collectives"]
-
-
-def test_sharded_task_experts_equal_those_of_one_device(quick):
-    """16 labels divide over four devices along `expert`, without communication."""
-    require_experts_of_one_device(quick["bank_forms"])
-
-
-@pytest.mark.slow
-def test_task_experts_that_do_not_divide_equal_those_of_one_device():
-    require_experts_of_one_device(on_eight_devices("bank_forms", 10, (2, 1, 4)))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """MixUp, CutMix and SpliceMix of a batch, against loops over its images."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.bench import drawn_batch
 from scipy.ndimage import zoom
 
 from mlmoe_jax.models.heads.linear import LinearHead
@@ -18,36 +20,35 @@ SIDE = 12
 
 
 def make_batch(size=6, **arrays):
-    draw = np.random.default_rng(0)
-    batch = {
-        "image": draw.integers(0, 256, (size, SIDE, SIDE, 3), np.uint8),
-        "label": draw.integers(0, 2, (size, 4)).astype(np.float32),
-        "label_mask": np.ones((size, 4), np.float32),
-        "mask": np.ones(size, np.float32),
-        "id": np.arange(size, dtype=np.int32),
-    }
-    return {name: jnp.asarray(values) for name, values in (batch | arrays).items()}
+    return drawn_batch(size, SIDE, 4) | arrays
+
+
+def compiled(function):
+    """Return the function as one program, whose results are in numpy: operations one by one are many programs."""
+    program = jax.jit(function)
+    return lambda *arguments: jax.device_get(program(*arguments))
 
 
 def mixing(**settings):
-    return jax.jit(make_mixing(SimpleNamespace(**{"mix": "mixup", "mix_alpha": 1.0, **settings})))
+    return compiled(make_mixing(SimpleNamespace(**{"mix": "mixup", "mix_alpha": 1.0, **settings})))
 
 
 def test_mixup_is_the_weighted_mean_with_the_image_before():
-    batch, share = make_batch(3, features=np.random.default_rng(1).normal(size=(3, 5))), np.array([0.2, 1.0, 0.7])
-    mixed = mixup(batch, jnp.asarray(share, jnp.float32))
+    features, share = np.random.default_rng(1).normal(size=(3, 5)).astype(np.float32), np.array([0.2, 1.0, 0.7])
+    batch = make_batch(3, features=features)
+    mixed = compiled(mixup)(batch, share.astype(np.float32))
     assert mixed["image"].dtype == np.uint8
     for name, step in (("image", 0.5), ("features", 1e-6), ("label", 1e-6)):
-        values = np.asarray(batch[name], np.float64)
+        values = batch[name].astype(np.float64)
         expected = [share[i] * values[i] + (1 - share[i]) * values[i - 1] for i in range(3)]
         np.testing.assert_allclose(mixed[name], expected, atol=step + 1e-4)
     np.testing.assert_array_equal(mixed["id"], batch["id"])
 
 
 def test_cutmix_weights_targets_by_the_area_of_the_rectangle():
-    batch, share = make_batch(40), jnp.linspace(0, 1, 40)
-    mixed = jax.jit(cutmix)(batch, share, jax.random.key(3))
-    before, after = np.asarray(batch["image"]), np.asarray(mixed["image"])
+    batch, share = make_batch(40), np.linspace(0, 1, 40, dtype=np.float32)
+    mixed = compiled(cutmix)(batch, share, jax.random.key(3))
+    before, after = batch["image"], mixed["image"]
     other = np.roll(before, 1, axis=0)
     for i in range(40):
         replaced = (after[i] != before[i]).any(axis=-1)
@@ -62,7 +63,7 @@ def test_cutmix_weights_targets_by_the_area_of_the_rectangle():
 
 def test_a_label_is_known_if_both_images_know_it():
     known = np.array([[1, 1, 0, 0], [1, 0, 1, 0]], np.float32)
-    mixed = mixup(make_batch(2, label_mask=known), jnp.array([0.5, 1.0]))
+    mixed = compiled(mixup)(make_batch(2, label_mask=known), np.array([0.5, 1.0], np.float32))
     np.testing.assert_array_equal(mixed["label_mask"], [[1, 0, 0, 0], [1, 0, 1, 0]])
 
 
@@ -80,7 +81,7 @@ def test_an_image_that_could_not_be_read_is_not_mixed_into_another(mix):
 def test_shares_have_the_distribution_of_the_config():
     size = 4000
     batch = make_batch(size, image=np.zeros((size, 1, 1, 3), np.uint8), label=np.tile(np.eye(2), (size // 2, 2)))
-    share = np.asarray(mixing(mix_alpha=0.4)(batch, jax.random.key(1))["label"])[:, 0]
+    share = mixing(mix_alpha=0.4)(batch, jax.random.key(1))["label"][:, 0]
     share = np.where(np.arange(size) % 2 == 0, share, 1 - share)  # of the image itself
     assert share.mean() == pytest.approx(0.5, abs=0.03)
     assert share.var() == pytest.approx(0.25 / (2 * 0.4 + 1), rel=0.05), "of Beta(0.4, 0.4)"
@@ -90,19 +91,15 @@ def test_shares_have_the_distribution_of_the_config():
 def test_both_draws_one_of_the_two_per_step():
     batch = make_batch(2, image=np.stack([np.zeros((SIDE, SIDE, 3)), np.full((SIDE, SIDE, 3), 255)]).astype(np.uint8))
     both = mixing(mix="both")
-    gray = [
-        bool(((image > 0) & (image < 255)).any())
-        for image in (both(batch, jax.random.key(i))["image"] for i in range(12))
-    ]
-    assert len(set(gray)) == 2
+    images = [both(batch, jax.random.key(i))["image"] for i in range(12)]
+    assert {bool(((image > 0) & (image < 255)).any()) for image in images} == {False, True}
     again = both(batch, jax.random.key(5))["image"]
     np.testing.assert_array_equal(again, both(batch, jax.random.key(5))["image"])
 
 
 def zoomed(image, rows, columns):
     """Resize images by linear interpolation between corner pixels, with scipy."""
-    factors = (1, rows / image.shape[1], columns / image.shape[2], 1)
-    return zoom(np.asarray(image, np.float64), factors, order=1)
+    return zoom(image.astype(np.float64), (1, rows / image.shape[1], columns / image.shape[2], 1), order=1)
 
 
 @pytest.mark.parametrize("side", [12, 13])
@@ -112,19 +109,19 @@ def test_splicemix_appends_mosaics_of_four_images(side):
     known = np.ones((9, 4), np.float32)
     known[::2, 0] = 0
     batch = make_batch(9, label_mask=known, mask=np.array([1, 1, 1, 1, 1, 0, 1, 1, 1], np.float32))
-    batch["image"] = jnp.asarray(draw.integers(0, 256, (9, side, side, 3), np.uint8))
-    batch["label"] = batch["label"] * known
-    mixed = jax.jit(lambda batch, key: splicemix(batch, key, consistent=True))(batch, jax.random.key(0))
+    batch["image"] = draw.integers(0, 256, (9, side, side, 3), np.uint8)
+    batch["label"] *= known
+    mixed = compiled(partial(splicemix, consistent=True))(batch, jax.random.key(0))
     assert mixed["image"].shape[0] == 9 + 2
-    assert CELLS not in splicemix(batch, jax.random.key(0))
+    assert CELLS not in jax.eval_shape(splicemix, batch, jax.random.key(0))
     assert len(set(np.ravel(mixed[CELLS]).tolist())) == 8
     small = zoomed(batch["image"], side // 2, side // 2)
-    for i, cells in enumerate(np.asarray(mixed[CELLS])):
+    for i, cells in enumerate(mixed[CELLS]):
         upper, lower = (np.concatenate(small[cells[k : k + 2]], axis=1) for k in (0, 2))
         expected = zoomed(np.concatenate([upper, lower])[None], side, side)[0]
         np.testing.assert_allclose(mixed["image"][9 + i], expected, atol=0.501)
         np.testing.assert_array_equal(mixed["label"][9 + i], batch["label"][cells].max(axis=0))
-        sure = known[cells].all(axis=0) | (np.asarray(batch["label"])[cells] == 1).any(axis=0)
+        sure = known[cells].all(axis=0) | (batch["label"][cells] == 1).any(axis=0)
         np.testing.assert_array_equal(mixed["label_mask"][9 + i], sure)
         assert mixed["mask"][9 + i] == (5 not in cells)
     for name in ("image", "label", "label_mask", "mask", "id"):
@@ -149,7 +146,7 @@ def test_the_cells_of_a_mosaic_agree_with_its_images():
         return cell_consistency(model, features, head(features), batch).mean()
 
     targets = 1 / (1 + np.exp(-(maps[cells[0]].max(axis=1) @ kernel + bias)))
-    value, gradient = jax.value_and_grad(ours)(jnp.asarray(maps, jnp.float32))
+    value, gradient = compiled(jax.value_and_grad(ours))(maps.astype(np.float32))
     np.testing.assert_allclose(value, exact(maps, targets), rtol=2e-5)
     assert not np.any(gradient[:5])
     toward = draw.normal(size=maps.shape)

@@ -1,5 +1,7 @@
 """The training loss of a config: kinds, terms, penalties, masks, and the balance of positives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,28 +19,29 @@ from mlmoe_jax.training.objective import Objective, training_objective
 B, K = 8, 3
 
 
-def make_batch() -> dict[str, np.ndarray]:
-    return drawn_batch(B, 4, K)
-
-
 def loss_settings(**changes):
     settings = default_config().loss
-    for name, value in changes.items():
-        settings[name] = value
+    settings.update(changes)
     return settings
 
 
-def make_prediction(seed: int = 1) -> Prediction:
-    keys = jax.random.split(jax.random.key(seed), 3)
+@functools.cache
+def make_prediction() -> Prediction:
+    keys = jax.random.split(jax.random.key(1), 3)
     logits, co, dc = (3 * jax.random.normal(key, (B, K)) for key in keys)
     return Prediction(logits, {"co": co, "dc": dc})
+
+
+def evaluated(settings, prediction, batch):
+    """Return the loss and its parts, as one program: operations one by one are many."""
+    return jax.device_get(jax.jit(Objective(settings))(prediction, batch))
 
 
 def value_and_gradient(settings, prediction, batch, training=None):
     def loss(logits):
         return Objective(settings, training)(Prediction(logits), batch)[0]
 
-    return jax.value_and_grad(loss)(prediction.logits)
+    return jax.device_get(jax.jit(jax.value_and_grad(loss))(prediction.logits))
 
 
 ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2}
@@ -70,40 +73,39 @@ ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2}
     ],
 )
 def test_each_kind_of_loss_uses_its_settings(changes, weight, per_element):
-    batch, prediction = make_batch(), make_prediction()
-    positives = None if weight is None else 12 / (1 + np.array(weight))
-    training = (
-        None if weight is None else TrainingLabels((np.arange(12)[:, None] < positives).astype(np.int8), "negative")
-    )
+    batch, prediction = drawn_batch(B, 4, K), make_prediction()
+    positives = 12 / (1 + np.array(weight or [1.0] * K))
+    training = TrainingLabels((np.arange(12)[:, None] < positives).astype(np.int8), "negative")
     ours = value_and_gradient(loss_settings(**changes), prediction, batch, training)
-    theirs = jax.value_and_grad(lambda z: 1000 * jnp.mean(per_element(z, batch["label"])))(prediction.logits)
+    expected = jax.value_and_grad(lambda z: 1000 * jnp.mean(per_element(z, batch["label"])))
+    theirs = jax.jit(expected)(prediction.logits)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
 
 
 def test_reduction_and_scale():
-    batch, prediction = make_batch(), make_prediction()
+    batch, prediction = drawn_batch(B, 4, K), make_prediction()
     mean = value_and_gradient(loss_settings(scale=1.0), prediction, batch)[0]
     total = value_and_gradient(loss_settings(scale=10.0, reduce="sum"), prediction, batch)[0]
     np.testing.assert_allclose(total, 10 * B * K * mean, rtol=1e-5)
 
 
 def test_terms_are_weighted_but_reported_unweighted():
-    batch, prediction = make_batch(), make_prediction()
+    batch, prediction = drawn_batch(B, 4, K), make_prediction()
     settings = loss_settings(terms={"logits": 0.0, "co": 1.0, "dc": 0.25})
-    total, parts = Objective(settings)(prediction, batch)
+    total, parts = evaluated(settings, prediction, batch)
     assert set(parts) == {"loss/co", "loss/dc"}
-    alone, _ = Objective(loss_settings())(Prediction(prediction.terms["dc"]), batch)
+    alone, _ = evaluated(loss_settings(), Prediction(prediction.terms["dc"]), batch)
     np.testing.assert_allclose(parts["loss/dc"], alone, rtol=1e-6)
     np.testing.assert_allclose(total, parts["loss/co"] + 0.25 * parts["loss/dc"], rtol=1e-6)
 
 
 def test_penalties_are_means_over_real_images():
-    batch, prediction = make_batch(), make_prediction()
+    batch, prediction = drawn_batch(B, 4, K), make_prediction()
     batch["mask"][2:] = 0
-    penalty = jnp.array([1.0, 4.0, *[1e6] * (B - 2)])
-    plain, _ = Objective(loss_settings())(prediction, batch)
-    total, parts = Objective(loss_settings())(Prediction(prediction.logits, penalties={"load": penalty}), batch)
+    penalty = np.array([1.0, 4.0, *[1e6] * (B - 2)], np.float32)
+    plain, _ = evaluated(loss_settings(), prediction, batch)
+    total, parts = evaluated(loss_settings(), Prediction(prediction.logits, penalties={"load": penalty}), batch)
     assert parts["loss/load"] == 2.5
     np.testing.assert_allclose(total, plain + 2.5, rtol=1e-6)
 
@@ -112,7 +114,7 @@ def test_penalties_are_means_over_real_images():
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal"])
 def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
-    batch, prediction, settings = make_batch(), make_prediction(), loss_settings(kind=kind, reduce=reduction)
+    batch, prediction, settings = drawn_batch(B, 4, K), make_prediction(), loss_settings(kind=kind, reduce=reduction)
     batch["mask"][[1, 6]] = 0
     batch["label_mask"][3, 2] = batch["label_mask"][5] = 0
     loss, gradient = value_and_gradient(settings, prediction, batch)
@@ -129,7 +131,7 @@ def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
     kept = [row for row in range(B) if row not in (1, 6)]
     without = {name: value[kept] for name, value in batch.items()}
     np.testing.assert_allclose(
-        value_and_gradient(settings, Prediction(prediction.logits[np.array(kept)]), without)[0], loss, rtol=1e-6
+        value_and_gradient(settings, Prediction(np.asarray(prediction.logits)[kept]), without)[0], loss, rtol=1e-6
     )
 
 
@@ -141,11 +143,13 @@ def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
 def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
     labels = np.array([[1, 1, 0], [0, 0, 0], [0, 0, -1], [-1, 2, 0]], np.int8)
     np.testing.assert_allclose(TrainingLabels(labels, difficult).negatives_over_positives(False), weights)
-    config, batch, prediction = default_config(), make_batch(), make_prediction()
+    config, batch, prediction = default_config(), drawn_batch(B, 4, K), make_prediction()
     config.loss.kind, config.loss.positive_weight, config.data.difficult_train = "bce", 0.0, difficult
-    loss = losses.binary_cross_entropy(prediction.logits, batch["label"], positive_weight=jnp.array(weights))
-    expected = config.loss.scale * jnp.mean(loss)
-    np.testing.assert_allclose(training_objective(config, labels)(prediction, batch)[0], expected, rtol=1e-6)
+    loss = jax.jit(losses.binary_cross_entropy)(
+        prediction.logits, batch["label"], positive_weight=np.array(weights, np.float32)
+    )
+    found, _ = jax.jit(training_objective(config, labels))(prediction, batch)
+    np.testing.assert_allclose(found, config.loss.scale * np.mean(loss), rtol=1e-6)
 
 
 def test_unknown_labels_count_as_negatives_of_the_balance():

@@ -1,5 +1,7 @@
 """The training step and the evaluation step of a toy model."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,6 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamp
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.assemble import Parts
-from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import Objective
 from mlmoe_jax.training.optim import EPS
 
@@ -46,19 +45,13 @@ class Toy(nnx.Module):
         return Prediction(logits)
 
 
+@functools.cache
 def toy_bench(*, seed: int = 0, noise: float = 0.0, accumulate: int = 1, mix: str = "none") -> Bench:
     """Return a bench with a toy model; its config has the default loss and a constant learning rate."""
     config = default_config()
     config.optim.schedule, config.optim.learning_rate = "constant", 0.05
     config.seed, config.ema.decay, config.train.accumulate, config.augment.mix = seed, 0.9, accumulate, mix
-    definition, params, stats = ModelDef.split(Toy(noise, rngs=nnx.Rngs(0)))
-    parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
-    return Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return toy_bench()
+    return Bench(config, Toy(noise, rngs=nnx.Rngs(0)), K, preprocess=PREPROCESS)
 
 
 def same(one, other) -> bool:
@@ -66,19 +59,23 @@ def same(one, other) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def test_a_step_is_the_gradient_step_of_the_objective(plain):
+def test_a_step_is_the_gradient_step_of_the_objective():
     """Recomputed without the step: gradient norm, update and moving average."""
+    plain, batch = toy_bench(), make_batch()
     before = jax.device_get(plain.start())
-    batch = make_batch()
 
     def loss(trainable):
         model = plain.parts.definition.merge(trainable, before.frozen)
         prediction = model(PREPROCESS(batch["image"]), labels=batch["label"], rngs=nnx.Rngs(0))
         return Objective(default_config().loss)(prediction, batch)[0]
 
-    value, gradient = jax.value_and_grad(loss)(before.trainable)
-    updates, _ = plain.steps.optimizer.update(gradient, plain.start().opt, before.trainable)
-    expected = optax.apply_updates(before.trainable, updates)
+    @jax.jit
+    def step(trainable, opt):
+        value, gradient = jax.value_and_grad(loss)(trainable)
+        updates, _ = plain.steps.optimizer.update(gradient, opt, trainable)
+        return value, gradient, optax.apply_updates(trainable, updates)
+
+    value, gradient, expected = jax.device_get(step(before.trainable, before.opt))
     state, (metrics,) = plain.run(batch)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in gradient.values()))
@@ -111,14 +108,16 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
     config, path = default_config(), "prompts/temperature"
     config.optim.update({"name": name, "schedule": "constant", "weight_decay": 0.1, "b1": 0.5})
     config.optim.learning_rate = 6.0 if name == "adamw" else 1.0
-    definition, params, stats = ModelDef.split(Heated(rngs=nnx.Rngs(0)))
-    parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
-    bench, batch, optim = Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K), make_batch(), config.optim
-    assert set(parts.trainable) == {path}
-    pixels, frozen = PREPROCESS(batch["image"]).reshape(B, -1), parts.frozen
-    outputs = pixels @ frozen["backbone/kernel"] + frozen["backbone/bias"]
-    objective = Objective(config.loss)
-    slope = jax.jit(jax.grad(lambda temperature: objective(Prediction(outputs / temperature), batch)[0]))
+    bench = Bench(config, Heated(rngs=nnx.Rngs(0)), K, preprocess=PREPROCESS)
+    assert set(bench.parts.trainable) == {path}
+    batch, optim, frozen, objective = make_batch(), config.optim, bench.parts.frozen, Objective(config.loss)
+
+    @jax.jit
+    @jax.grad
+    def slope(temperature):
+        outputs = PREPROCESS(batch["image"]).reshape(B, -1) @ frozen["backbone/kernel"] + frozen["backbone/bias"]
+        return objective(Prediction(outputs / temperature), batch)[0]
+
     stored, first, second, seen = np.array([0.05, 9.0, 12.0]), 0.0, 0.0, []
     for step in range(1, 9):
         stored = np.clip(stored, *TEMPERATURES)
@@ -138,23 +137,23 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
     assert (beyond[:-1] & ~beyond[1:]).any(), "a temperature beyond its bounds returned"
 
 
-def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(plain):
+def test_the_parts_of_a_batch_give_the_gradients_of_the_whole():
     """The number of valid images and labels differs between the parts."""
     batch = make_batch()
     batch["mask"][6:] = 0
     batch["label_mask"][:3, 1:] = 0
-    whole, parted = plain.run(batch, 3), toy_bench(accumulate=4).run(batch, 3)
+    whole, parted = toy_bench().run(batch, 3), toy_bench(accumulate=4).run(batch, 3)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow
-def test_images_of_the_whole_batch_are_mixed_before_it_is_split(plain):
+def test_images_of_the_whole_batch_are_mixed_before_it_is_split():
     batch = make_batch()
     (whole, _), (parted, _) = (toy_bench(mix="mixup", accumulate=parts).run(batch, 2) for parts in (1, 4))
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-    assert not same(whole.trainable, plain.run(batch, 2)[0].trainable)
+    assert not same(whole.trainable, toy_bench().run(batch, 2)[0].trainable)
 
 
 def test_each_part_has_its_own_random_numbers():
@@ -162,7 +161,7 @@ def test_each_part_has_its_own_random_numbers():
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # so that both parts have the same four images
     batch = {name: part[order] for name, part in same_twice.items()}
     half = {name: part[:4] for name, part in same_twice.items()}
-    _, (alone,) = toy_bench(noise=1.0).run(half)
+    _, (alone,) = toy_bench.__wrapped__(noise=1.0).run(half)
     _, (parted,) = toy_bench(noise=1.0, accumulate=2).run(batch)
     assert abs(float(alone["loss"]) - float(parted["loss"])) > 1e-3 * float(alone["loss"])
 
@@ -181,7 +180,7 @@ def test_all_randomness_comes_from_seed_and_step():
 
 
 def test_all_steps_run_one_compiled_program(caplog):
-    bench = toy_bench()
+    bench = toy_bench.__wrapped__()
     with jax.log_compiles():
         Toy.traces = 0
         state, _ = bench.run(make_batch())
@@ -195,7 +194,8 @@ def test_all_steps_run_one_compiled_program(caplog):
     assert Toy.traces == 1
 
 
-def test_all_values_but_the_frozen_ones_are_donated(plain):
+def test_all_values_but_the_frozen_ones_are_donated():
+    plain = toy_bench()
     state = plain.start()
     after, _ = plain.steps.train_step(state, plain.shard(make_batch()))
     assert all(value.is_deleted() for value in (*state.trainable.values(), *state.ema.values()))
@@ -211,7 +211,8 @@ def test_the_eval_step_returns_logits_with_row_and_mask():
     assert set(output) == {"logits", "id", "mask"}
     np.testing.assert_array_equal(output["id"], batch["id"])
     np.testing.assert_array_equal(output["mask"], batch["mask"])
-    model = bench.parts.definition.merge(state.raw(), state.frozen)
-    np.testing.assert_allclose(output["logits"], model(PREPROCESS(batch["image"])).logits, rtol=1e-4, atol=1e-5)
+    model = bench.parts.definition.merge
+    expected = jax.jit(lambda *values: model(*values)(PREPROCESS(batch["image"])).logits)(state.raw(), state.frozen)
+    np.testing.assert_allclose(output["logits"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(evaluate(state.raw(), state.frozen, batch)["logits"], output["logits"])
     assert not state.raw()["head/kernel"].is_deleted()
