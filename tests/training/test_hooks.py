@@ -39,9 +39,9 @@ def test_hooks_are_called_and_closed_in_order_also_after_an_error():
 
 
 # ------------------------------------------------------------------------------------------------- steps not finite
-@pytest.fixture
-def config(run):
-    return recipe("probe", checkpoint__every_epochs=1.0)
+def config_with(**train):
+    """A config with these keys of `train`, and a checkpoint per epoch."""
+    return recipe("probe", checkpoint__every_epochs=1.0, **{f"train__{name}": value for name, value in train.items()})
 
 
 @pytest.fixture
@@ -59,20 +59,12 @@ def poisoned(monkeypatch):
     return poison
 
 
-def changed(config, **values):
-    """Return a copy of a config with other values in its section `train`."""
-    other = config.copy_and_resolve_references()
-    other.train.update(values)
-    return other
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(("log_every", "step", "rows"), [(1, 5, [1, 2, 3, 4]), (100, 2, [])])
-def test_the_first_such_step_is_named_also_if_it_is_not_logged(
-    config, poisoned, tmp_path, refusal, log_every, step, rows
-):
+def test_the_first_such_step_is_named_also_if_it_is_not_logged(poisoned, tmp_path, refusal, log_every, step, rows):
     poisoned(step)
-    sentence = refusal(train, changed(config, log_every=log_every), RunFolder(tmp_path))
+    sentence = refusal(train, config_with(log_every=log_every), RunFolder(tmp_path))
     assert sentence.startswith(f"the loss is nan at step {step} (learning rate ")
     assert "images train/" in sentence
     assert "earlier checkpoints are kept; lower" in sentence
@@ -80,9 +72,10 @@ def test_the_first_such_step_is_named_also_if_it_is_not_logged(
 
 
 @pytest.mark.slow
-def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path):
+@pytest.mark.usefixtures("run")
+def test_a_few_such_steps_can_be_skipped_and_resumed(poisoned, tmp_path):
     poisoned(2, 5)
-    skipping = changed(config, skip_nonfinite=2)
+    skipping = config_with(skip_nonfinite=2)
     whole = train(skipping, RunFolder(tmp_path / "whole"))
     rows = RunFolder(tmp_path / "whole").rows()
     assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 1, 2, 2]
@@ -90,7 +83,7 @@ def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path)
     assert rows[1]["learning_rate"] == rows[0]["learning_rate"], "that of the last update"
     half = RunFolder(tmp_path / "half")
     with pytest.raises(UserError, match="at step 5 "):
-        train(changed(config, skip_nonfinite=1), half)
+        train(config_with(skip_nonfinite=1), half)
     assert train(skipping, half) == whole, "resumed from step 3, with a higher limit"
     assert same_rows(half.rows()) == same_rows(rows)
 

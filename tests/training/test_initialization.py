@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 
 import jax
@@ -11,13 +12,14 @@ import pytest
 from flax import nnx
 from helpers.bench import drawn_model
 from helpers.paths import PARITY
+from helpers.runs import changed, published_config
 from helpers.tiny import write_weights
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.apps.export.run import export_run
 from mlmoe_jax.apps.tools.import_run import import_run
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
@@ -26,16 +28,16 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.pretrained.official import export_official
+from mlmoe_jax.pretrained.official import _name_tensors, export_official
+from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
 from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
+from mlmoe_jax.runs.restore import open_run, write_run_metadata
+from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
-
-TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +68,8 @@ def register(monkeypatch, tmp_path):
 
 @pytest.fixture
 def config(register):
-    register(TINY)
-    return make_config()
-
-
-def make_config():
-    config = default_config()
-    config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
-    config.model.matmul_precision = "highest"
-    return config
+    register(ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1))
+    return published_config()
 
 
 @pytest.fixture
@@ -158,12 +153,72 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, tmp_path, capsy
     assert "the authors' code computes something else: model.backbone.normalization is unit" in capsys.readouterr().err
 
 
+# ----------------------------------------------------------------------------------- checkpoints of heads on features
+SPACE = synthetic_label_space(4, 2)
+
+
+def head_config(reference):
+    config = load_config(reference, [])
+    config.model.backbone.weights, config.seed = "none", 1  # the values of the files are drawn with another seed
+    config.model.head.decoder.update({"width": 0, "heads": 2, "hidden": 16})
+    return config
+
+
+@pytest.mark.usefixtures("run")
+def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
+    config = head_config("ml_decoder_resnet101:dataset=digits")
+    values = all_values(drawn_parts(config, SPACE))
+    head = {path: value for path, value in values.items() if path.startswith("head/")}
+    tensors = _name_tensors(ML_DECODER_HEAD, jax.device_get(head))
+    assert "decoder.duplicate_pooling" in tensors
+    np.savez(tmp_path / "head.npz", **tensors)
+    config.init_from = str(tmp_path / "head.npz")
+    taken = all_values(initial_parts(config, SPACE))
+    same({path: taken[path] for path in head}, head)
+    assert any((taken[path] != values[path]).any() for path in values if path.startswith("backbone/"))
+    assert "only a head; the backbone is the pretrained vit_digits" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("run")
+def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
+    config = head_config("q2l_resnet101")
+    values = all_values(drawn_parts(config, SPACE))
+    tensors = _name_tensors(Q2L_LAYOUT, jax.device_get(values))
+    assert {"backbone.0.body.conv1.weight", "transformer.decoder.layers.1.norm3.bias", "fc.W"} <= set(tensors)
+    tensors["backbone.1.pe"] = np.zeros((1, 16, 2, 2), np.float32)
+    np.savez(tmp_path / "q2l.npz", **{f"module.{name}": tensor for name, tensor in tensors.items()})
+    config.init_from = str(tmp_path / "q2l.npz")
+    same(all_values(initial_parts(config, SPACE)), values)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run")
+def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
+    """The reordered head gives the scores of the original head, which is in alphabetical order."""
+    names = ("person", "car", "bird", "dog")  # ours; sorted: bird, car, dog, person
+    config = head_config("addgcn_resnet101")
+    config.model.head.graph.hidden = 8
+    counts = np.zeros((4, 4), np.int64)
+    space = LabelSpace(names, counts, np.ones(4, np.int64), 4, np.zeros(4, np.int32), np.zeros(4, np.int32))
+    definition, params, stats = ModelDef.split(drawn_model(config, space, scale=1.0))
+    stats = {path: np.abs(value) + 0.5 for path, value in stats.items()}
+    image = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
+    theirs = jax.jit(lambda params: definition.merge(params, stats)(image).logits)
+    before = theirs(params)
+    model = definition.merge(params, stats)
+    initialization._reorder(model, names)
+    _, moved, _ = ModelDef.split(model)
+    places = [sorted(names).index(name) for name in names]
+    np.testing.assert_allclose(theirs(moved), before[:, np.array(places)], rtol=2e-4, atol=2e-4)
+
+
 # ------------------------------------------------------------------------------------------------- another run
 def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow"))
     config.init_from = str(tmp_path / "a")
     config.seed = 1
-    parts, first = initial_parts(config, space_of("cow", "elk", "cat")), initial_parts_without(config)
+    space = space_of("cow", "elk", "cat")
+    parts, first = initial_parts(config, space), assemble(changed(deepcopy(config), {"init_from": ""}), space)
     kernel, bias = (np.asarray(parts.trainable[f"head/classifier/{name}"]) for name in ("kernel", "bias"))
     for here, there in ((0, 2), (2, 0)):
         np.testing.assert_array_equal(kernel[:, here], theirs["head/classifier/kernel"][:, there])
@@ -176,12 +231,6 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
     assert f"init_from {tmp_path / 'a'}: {len(theirs)} of {len(theirs)} parameters, as selected at step 20" in told
     assert "labels matched by name: cow, cat; new: elk; left out: dog" in told
     assert "not transferred" not in told
-
-
-def initial_parts_without(config):
-    alone = config.copy_and_resolve_references()
-    alone.init_from = ""
-    return assemble(alone, space_of("cow", "elk", "cat"))
 
 
 @pytest.mark.slow
@@ -351,15 +400,3 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
     same({**run.values, **run.frozen}, wanted)
     assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
-
-
-def test_a_resumed_run_needs_only_its_folder(config, tmp_path):
-    config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
-    space, folder = space_of("a", "b"), RunFolder(tmp_path / "run")
-    export_official(drawn_model(config, space, seed=4), tmp_path / "in.npz")
-    fresh = initial_parts(config, space)
-    make_run(folder, config, space)
-    (tmp_path / "in.npz").unlink()
-    again = parts_of_run(folder, config, space)
-    same(again.frozen, fresh.frozen)
-    assert again.unpublished == fresh.unpublished == set(fresh.frozen)

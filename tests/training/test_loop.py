@@ -18,6 +18,7 @@ from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, read_run
@@ -87,6 +88,29 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(run, tmp_p
     np.testing.assert_array_equal(read_run(copied)[1].positives, counted_otherwise)
     rewrite_label_space(copied, names=space.names[::-1])
     assert "other labels than the data has now" in refusal(train, config, copied)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("run")
+def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
+    """As docs/troubleshooting.md shows it."""
+    config = recipe("probe")
+    tiny.use_scenes(monkeypatch, train=8, val=4, test=4, test_shift=4)
+    config.train.epochs, config.train.batch_size, config.eval.batch_size, config.report.samples = 1, 8, 4, 0  # one step
+    config.data.val_split, config.eval.select_on = "", "none"
+    call = LinearHead.__call__
+
+    def printing(self, features, *args, **options):
+        print(f"features {features.cls}")
+        return call(self, features, *args, **options)
+
+    monkeypatch.setattr(LinearHead, "__call__", printing)
+    monkeypatch.setattr(loop, "finish", lambda *_: {})
+    with jax.disable_jit():
+        train(config, RunFolder(tmp_path / "run"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("features [[")
+    assert "Traced<" not in printed
 
 
 # ---------------------------------------------------------------------------------------------- selection, thresholds

@@ -1,6 +1,5 @@
-import functools
-
 import pytest
+from helpers.runs import changed
 from helpers.scored_run import write_results
 
 from mlmoe_jax.config import default_config, to_json
@@ -8,14 +7,6 @@ from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys, config_of_run
 
 TYPES = {"model__dtype": "bfloat16", "model__frozen_dtype": "float32"}
-
-
-def config_with(**changes):
-    config = default_config()
-    for key, value in changes.items():
-        *sections, name = key.split("__")
-        functools.reduce(getattr, sections, config)[name] = value
-    return config
 
 
 @pytest.fixture
@@ -56,7 +47,7 @@ def test_a_run_resumes_with_the_same_config_only(finished, capsys, refusal):
 
 
 def test_a_run_keeps_the_types_that_it_recorded(finished):
-    folder = finished(to_json(config_with(**TYPES)))
+    folder = finished(to_json(changed(default_config(), TYPES)))
     now = config_of_run(default_config(), folder)
     assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
 
@@ -76,4 +67,4 @@ def test_a_run_keeps_the_types_that_it_recorded(finished):
     ],
 )
 def test_changes_that_prevent_a_resume_are_described(finished, stored, now, changes):
-    assert changed_keys(config_with(**now), finished(to_json(config_with(**stored)))) == changes
+    assert changed_keys(changed(default_config(), now), finished(to_json(changed(default_config(), stored)))) == changes

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.runs import changed
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -72,17 +73,9 @@ def test_the_split_for_selection(select_on, split):
     assert selection_split(config) == split
 
 
-def config_with(**keys):
-    config = default_config()
-    for key, value in keys.items():
-        section, _, name = key.partition("__")
-        config[section][name] = value
-    return config
-
-
 @pytest.mark.parametrize("preset", ["none", *EVALUATORS])
 def test_every_metric_that_training_computes_can_select_unless_lower_is_better(preset):
-    config = config_with(metrics__preset=preset, eval__threshold=0.3)
+    config = changed(default_config(), {"metrics__preset": preset, "eval__threshold": 0.3})
     scored = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
     measured = measure(scored, synthetic_label_space(1, 1), config)
     assert set(selectable_metrics(config)) == set(measured) - set(CALIBRATION_METRICS.meanings)
