@@ -227,7 +227,13 @@ def _read_file(folder: RunFolder, name: str, split: str) -> SplitScores:
     folder.inside(name)  # results.json may be from somebody else
     with folder.reading(name):
         stored = folder.read_npz(name)
-        return SplitScores(split, stored["ids"], stored["scores"], stored["labels"], stored.get("groups"))
+        scored = SplitScores(split, stored["ids"], stored["scores"], stored["labels"], stored.get("groups"))
+        names = [scored.ids] if scored.groups is None else [scored.ids, scored.groups]
+        if scored.scores.ndim != 2 or scored.scores.shape != scored.codes.shape:
+            raise ValueError("it should hold a score and a code of each image and label")
+        if any(one.shape != scored.scores.shape[:1] for one in names):
+            raise ValueError("it should hold a name of each image")
+        return scored
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:

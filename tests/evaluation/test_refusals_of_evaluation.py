@@ -110,6 +110,10 @@ DAMAGE = [
     of_file("cut", "scores/val.npz", CUT, read_scores),
     of_file("no scores", "scores/val.npz", npz(ids=IDS), read_scores),
     of_file("objects", "scores/val.npz", npz(ids=OBJECTS, scores=VAL.scores, labels=VAL.codes), read_scores),
+    of_file(
+        "one label code", "scores/val.npz", npz(ids=VAL.ids, scores=VAL.scores, labels=VAL.codes[0, 0]), read_scores
+    ),
+    of_file("too few names", "scores/val.npz", npz(ids=IDS[:1], scores=VAL.scores, labels=VAL.codes), read_scores),
     of_file("a list", "results.json", "[]", read_results),
     of_file("a number per split", "results.json", '{"val": 0.5}', read_results),
     of_file("metrics alone", "results.json", '{"val": {"metrics": {"mAP": 0.5}}}', read_results),
