@@ -67,6 +67,16 @@ def test_co_groups_are_the_blocks_and_dc_groups_divide_them():
     assert all(len(set(dc[member == block])) > 1 for block in range(3))
 
 
+def test_the_same_seed_gives_the_same_groups():
+    """Of labels without structure, which another seed divides in another way."""
+    together, positives = grouping.cooccurrence(np.random.default_rng(0).random((60, 20)) < 0.3)
+    one, again, other = (
+        grouping.group_labels(together.toarray(), positives, num_groups=6, tau=2, side="co", seed=seed).tolist()
+        for seed in (0, 0, 1)
+    )
+    assert one == again != other
+
+
 def test_one_group_and_one_group_per_label():
     counts, positives, member = blocks(2, 3)
     every = grouping.group_labels(counts, positives, num_groups=1, tau=2, side="co", seed=0)
