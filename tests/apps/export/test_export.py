@@ -28,6 +28,7 @@ from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
+from mlmoe_jax.pretrained.peft import CONFIG, read_peft
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
@@ -183,6 +184,45 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
     np.testing.assert_allclose(scores, model_of(made / "out")(pixels), atol=1e-6)
 
 
+# ---------------------------------------------------------------------------------------------------------- adapters
+@pytest.mark.slow
+def test_a_merged_program_gives_the_scores_of_the_run(folders, tmp_path, capsys):
+    export.export_run(folders["linear"], str(tmp_path / "out"), "stablehlo", merge=True)
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
+    scores = model_of(tmp_path / "out")(pixels)
+    expected = [list(result.scores.values()) for result in Predictor.from_run(folders["linear"].path)(list(pixels))]
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
+    assert np.ptp(scores, axis=0).max() > 1e-4, "the scores depend on the image"
+    described = json.loads((tmp_path / "out" / "model.json").read_text())["model"]
+    assert (described["adapters"], described["backbone"]["weights"]) == ({}, "none")
+    assert "adapters merged, largest difference of a probability " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_merged_tensors_have_the_backbone_and_no_adapter(folders, tmp_path):
+    sets = {}
+    for name, merge in (("merged", True), ("unmerged", False)):
+        file = tmp_path / f"{name}.safetensors"
+        export.export_run(folders["lora"], str(file), "safetensors", include_frozen="auto", merge=merge)
+        sets[name] = set(load_file(file))
+    assert "adapters/lora/query/a" in sets["unmerged"] - sets["merged"]
+    assert "backbone/blocks/0/attn/qkv/kernel" in sets["merged"] - sets["unmerged"]
+
+
+def test_a_lora_becomes_a_folder_of_peft(folders, tmp_path):
+    outcome = export.export_run(folders["lora"], str(tmp_path / "out"), "peft")
+    assert "; 6 tensors, with its classifier; " in outcome.text()
+    adapter, values = read_peft(tmp_path / "out"), Predictor.from_run(folders["lora"].path).run.values
+    assert dict(adapter.settings) == {"rank": 2, "alpha": 8.0, "targets": ("query", "value"), "rank_stabilized": False}
+    for name, tensor in adapter.tensors.items():
+        np.testing.assert_array_equal(tensor, values[f"adapters/lora/{name}"], err_msg=name)
+    np.testing.assert_array_equal(adapter.classifier["bias"], values["head/classifier/bias"])
+    assert json.loads((tmp_path / "out" / CONFIG).read_text())["target_modules"] == [
+        "attention.q_proj",
+        "attention.v_proj",
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------- as documented
 @pytest.mark.slow
 def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
@@ -262,3 +302,23 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime
     monkeypatch.chdir(made / "onnx")
     exec(PROGRAMS[2], {})
     assert capsys.readouterr().out == "(2, 3)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "changes"), [("mlvpt_digits", ON_VIT), ("linear_probe", CNNS["efficientnet_lite0"])]
+)
+def test_openvino_gives_the_same_probabilities(reference, changes, small_backbones, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    TARGETS["onnx"].write(Export(random_run(reference, **changes), tmp_path, {}, ALWAYS))
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(next(program for program in PROGRAMS if "openvino" in program), names)
+    assert capsys.readouterr().out == "(2, 6)\n"
+    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    for count in (1, 2, 5):
+        scores = names["program"]({"image": pixels[:count]})["probability"]
+        expected = session.run(None, {"image": pixels[:count]})[0]
+        np.testing.assert_allclose(scores, expected, atol=1e-4)

@@ -14,6 +14,13 @@ def run(tmp_path_factory) -> RunFolder:
     return make_run(tmp_path_factory.mktemp("report") / "run")
 
 
+@pytest.fixture
+def copied(run, tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.adopt(run)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> RunFolder:
     return make_run(tmp_path_factory.mktemp("report") / "other", seed=1, samples=0)

@@ -7,9 +7,10 @@ import re
 import shlex
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
-from helpers.made_run import NAMES, data_block, make_run, section
+from helpers.made_run import IMAGES, NAMES, data_block, make_run, section
 from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.apps.cli.flags import parse_flags
@@ -19,7 +20,7 @@ from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS
-from mlmoe_jax.evaluation.results import read_scores
+from mlmoe_jax.evaluation.results import read_scores, read_split_results, write_split_results
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.training.selection import Selection
@@ -206,3 +207,41 @@ def test_the_table_of_cooccurrence(text, tmp_path):
     folder = make_run(tmp_path, samples=0)
     folder.write_csv("cooccurrence.csv", ["split", "a", "b", "gap"], [["1", "007", "1e3", "0.5"]])
     assert labels.groups(RunFiles(folder))[-1].rows == [["1", "007", "1e3", 0.5]], "names may look like numbers"
+
+
+# --------------------------------------------------------------------------------------------- other files of a run
+def test_a_damaged_log_is_only_a_warning(copied, caplog, no_bundle):
+    copied.write_bytes("starts.json", b"[")
+    page.write_report(copied)
+    assert f"{copied / 'starts.json'} is damaged: " in caplog.text
+    assert data_block((copied / page.REPORT).read_text(), "starts")["rows"] == []
+
+
+def test_unreadable_images_are_left_out(copied):
+    arrays = copied.read_npz("scores/test.npz")
+    arrays["scores"][5] = np.nan
+    copied.write_npz("scores/test.npz", **arrays)
+    assert len(RunFiles(copied).scored) == IMAGES - 1
+
+
+def test_runs_with_equal_names_are_told_apart(run, copied, no_bundle):
+    text = page.write_report(copied, against=run).read_text()
+    assert f"Run report</p>\n<h1>{copied}</h1>" in text
+    assert f"minus {run}, on the" in section(text, "differences")
+
+
+# -------------------------------------------------------------------------------------------------- a later evaluation
+def test_results_are_read_with_their_settings(tmp_path):
+    folder = make_run(tmp_path / "run", samples=0)
+    results = read_split_results(folder)
+    settings = replace(results["test"].settings, difficult="ignore", threshold=0.25)
+    metrics = results["test"].metrics | {"CF1@0.25": 0.5}
+    later = {"test": replace(results["test"], metrics=metrics, settings=settings)}
+    write_split_results(folder, later, keep_others=True)
+    files = RunFiles(folder)
+    assert "CF1@0.25" in repr(result_sections.metrics(files))
+    run, codes = ComparedRun.of(folder), files.raw.codes
+    assert (run.settings["test"], run.settings["val"]) == (settings, results["val"].settings)
+    assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(
+        result_sections.score_curves(files)
+    )

@@ -1,4 +1,4 @@
-"""Words that make a reader read twice: `python tests/helpers/words.py [FOLDER ...]` lists where they are."""
+"""Words that make a reader read twice: `python -m tools.docs.words [FOLDER ...]` lists where they are."""
 
 import re
 import sys
@@ -47,6 +47,7 @@ def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
         path = REPOSITORY / place
         paths = [path] if path.is_file() else sorted(path.rglob("*"))
         inside = (file for file in paths if not {"__pycache__", "tests"} & {*file.relative_to(REPOSITORY).parts})
+        inside = (file for file in inside if file != Path(__file__))
         yield from (file for file in inside if file.suffix in TEXTS)
 
 
