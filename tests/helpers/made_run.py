@@ -24,11 +24,6 @@ from mlmoe_jax.runs.folder import RunFolder
 
 # Names that would do harm if a page took them for markup.
 NAMES = ("cat", "dog", "<script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "pears & </script> plums")
-# The sections of a page, in order.
-SECTIONS = (
-    *("summary", "images", "mistakes", "metrics", "labels", "thresholds", "curves", "differences"),
-    *("groups", "gates", "attention", "scores", "cost", "config"),
-)
 STEPS, IMAGES, GRID = (20, 40, 60), 40, (2, 3)
 TIME = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # at which the training starts, in seconds
 

@@ -1,8 +1,9 @@
-"""What the checks of words and citations find."""
+"""What the checks of words and citations find, and the image of the architecture."""
 
 import pytest
 
 from tools.docs import citations, words
+from tools.docs import draw_architecture as drawing
 
 
 def test_each_kind_of_word_is_counted(tmp_path, monkeypatch):
@@ -37,3 +38,11 @@ def test_citations_of_another_form_or_place_are_found(text, problem):
     found = citations.wrong(text, sources)
     assert len(found) == bool(problem)
     assert all(problem in one for one in found)
+
+
+def test_every_arrow_of_the_image_leads_down():
+    placed = drawing.boxes()
+    for user, box in placed.items():
+        for used, below in placed.items():
+            if drawing.LAYER_OF[user] < drawing.LAYER_OF[used]:
+                assert box.leave < below.enter, (user, used)
