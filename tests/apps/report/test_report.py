@@ -50,6 +50,7 @@ def test_names_that_contain_markup_stay_text(text):
     assert "<script>window" not in text
     assert "<img src=x" not in text
     assert list(rows_of(text, "label-table")) == list(NAMES)
+    assert "<b>run" not in page.render_page("<b>run</b>", "Run report", [], images={}), "a name of a folder"
     assert page._inline('a = "</script><!-- b";') == 'a = "<\\/script><\\!-- b";'
     names = re.findall(r'\bid="([^"]+)"', text)
     assert sorted(names) == sorted(set(names))
