@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.measure.gate_statistics import gate_weights
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
@@ -220,8 +219,7 @@ def test_samples_are_neither_removed_nor_written_through_a_link(make_run, tmp_pa
     (outside / "holiday.jpg").write_bytes(b"precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "samples").symlink_to(outside)
-    sentence = refusal(write_samples, folder, run, made_up(), count=10)
-    assert sentence == f"{folder}/samples is a link out of the run folder {folder}, to {outside}; replace it by a copy"
+    assert "samples is a link out of the run folder" in refusal(write_samples, folder, run, made_up(), count=10)
     assert [path.read_bytes() for path in outside.iterdir()] == [b"precious"]
 
 
@@ -244,18 +242,9 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
     assert names[1][0] == "dev"
 
 
-# ----------------------------------------------------------------------------------------------------------- gates
-@pytest.mark.slow
-def test_gates_of_readable_images_are_explained(make_run):
-    run, split = make_run(MLMOE), made_up(SomeUnreadable)
-    expected = np.delete(np.array(predicted(run, split).gates["experts"]), 2, axis=0)
-    np.testing.assert_allclose(gate_weights(run, split)["experts"], expected, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_static_gates_are_stored_once(make_run):
     run, split = make_run("drmoe_resnet101:dataset=digits", gate="static"), made_up()
     explained = explain_images(run, split)
     experts = run.config.model.head.routing.shared_experts + run.config.model.head.routing.task_experts
     assert explained.arrays["gates/experts"].shape == (1, K, experts)
-    assert gate_weights(run, split)["experts"].shape == (1, K, experts)

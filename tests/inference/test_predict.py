@@ -6,7 +6,6 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
 import mlmoe_jax.inference.predictor as predictor_module
-from mlmoe_jax.apps.export.program import program_of, weights_of
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -50,9 +49,6 @@ def test_scores_agree_with_the_tree_of_the_labels():
     raw = make_run(tree=tree)
     raw.config.eval.consistent = False
     assert Predictor(raw, limits)([color(110, 0, 105)])[0].labels == ("red", "blue")
-    image = np.stack([color(110, 0, 105)])
-    exported = program_of(predictor.run)(weights_of(predictor.run), image)
-    np.testing.assert_allclose(exported[0], list(result.scores.values()), atol=1e-6)
 
 
 def test_top_k_returns_the_best_labels_best_first(predictor):

@@ -27,8 +27,6 @@ def test_the_documented_command_starts_the_documented_tasks(machines):
     ("code", "state", "starts", "requeued"),
     [
         (0, "RUNNING", 1, False),
-        (2, "RUNNING", 1, False),
-        (4, "RUNNING", 1, False),  # full disk
         (130, "RUNNING", 1, True),  # time limit
         (143, "RUNNING", 1, True),  # time limit, before the program handled signals
         (130, "COMPLETING", 1, False),  # cancelled

@@ -100,15 +100,6 @@ def test_the_checkpoint_before_is_used(folder, how, says, training, capsys, monk
     assert "tensorstore_spec" not in line
 
 
-def test_a_training_saves_a_skipped_checkpoint_again(folder):
-    damage(folder, 9)
-    with open_manager(folder) as manager:
-        identical(restore(manager, selected=make_state(0).ema, state=make_state(0)).state, make_state(4))
-    save_steps(folder, 7, 9)
-    with open_manager(folder) as manager:
-        identical(restore(manager, selected=make_state(0).ema, state=make_state(0)).state, make_state(9))
-
-
 def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder):
     with open_manager(folder, keep=5) as manager:
         save(manager, 12, make_state(12), make_state(112).ema, {"step": 11})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlmoe_jax.errors import DISK_ERROR, DiskError, UserError
+from mlmoe_jax.errors import DISK_ERROR
 from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import cache_folder
 
@@ -41,11 +41,3 @@ def test_the_sentence_names_the_file_the_reason_and_the_remedy(number, remedy):
     outer = RuntimeError("a thread failed")
     outer.__cause__ = other
     assert str(files.disk_error(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
-
-
-def test_other_errors_are_not_those_of_a_disk():
-    reason = os.strerror(errno.EACCES)
-    for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), UserError(f"cannot read a: {reason}")):
-        assert files.disk_error(other) is None
-    known = DiskError("cannot write a")
-    assert files.disk_error(known, "b") is known

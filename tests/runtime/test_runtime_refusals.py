@@ -250,6 +250,7 @@ FOLDERS = [
     ),
     passes(files.disk_errors_explained("x"), FileNotFoundError(errno.ENOENT, "No such file")),
     passes(files.disk_errors_explained("x"), ValueError("x")),
+    passes(files.disk_errors_explained("x"), DiskError("cannot write a")),
     passes(files.disk_errors_explained("x"), UserError(f"cannot read a: {os.strerror(errno.EACCES)}")),
 ]
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.metric_cases import evaluate_scores, hard_case, probable
 
-from mlmoe_jax.evaluation.metrics import multilabel, ranking, reliability, threshold_search
+from mlmoe_jax.evaluation.metrics import multilabel, reliability, threshold_search
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.multilabel import (
     sample_deviation,
@@ -37,18 +37,15 @@ def test_evaluate_scores_names_every_figure():
     calibrated = ("ECE_pooled", "ECE_macro", "Brier_pooled")
     assert list(report) == [*ranked, *(f"{part}@{name}" for name in at for part in parts), *calibrated]
     assert all(type(value) is float for value in report.values())
-    ap = {
-        kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
-        for kind in ranking.INTERPOLATIONS
-    }
+    of_class = multilabel.per_class(scores, labels, mask=mask)
     binned = reliability.reliability(scores, labels, mask=mask)
     expected = {
-        "mAP": np.nanmean(ap["none"]),
-        "mAP_envelope": np.nanmean(ap["envelope"]),
-        "mAP_11point": np.nanmean(ap["11point"]),
-        "mAP_weighted": multilabel.mean_average_precision(ap["none"], weights=(labels * mask).sum(axis=0)),
+        "mAP": np.nanmean(of_class["AP"]),
+        "mAP_envelope": np.nanmean(of_class["AP_envelope"]),
+        "mAP_11point": np.nanmean(of_class["AP_11point"]),
+        "mAP_weighted": multilabel.mean_average_precision(of_class["AP"], weights=of_class["positives"]),
         "mAP_micro": multilabel.micro_average_precision(scores, labels, mask=mask),
-        "AUC_macro": np.nanmean(multilabel.roc_auc(scores, labels, mask=mask)),
+        "AUC_macro": np.nanmean(of_class["AUC"]),
         "mAP@3": multilabel.map_at_k(scores, labels, 3, mask=mask),
         "ECE_pooled": binned.pooled().expected_calibration_error[0],
         "ECE_macro": binned.expected_calibration_error.mean(),
