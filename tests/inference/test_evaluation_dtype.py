@@ -19,10 +19,13 @@ HEADS = ["mlvpt_dinov2", "linear_probe", "vpt", "gatevpt", "e2vpt", "q2l_resnet1
 MORE = ["gvpt", "ml_decoder_resnet101", "mlgcn_resnet101", "addgcn_resnet101", "cnn_rnn_resnet101", "mlmoe_dinov2"]
 
 
-def products(jaxpr) -> set[str]:
-    """Return the types of the operands of all matrix products and convolutions in a program."""
+def types(step, parts) -> set[str]:
+    """Return the types of the operands of all matrix products and convolutions of a step, on two images."""
+    number = jax.ShapeDtypeStruct((2,), jnp.float32)
+    batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), "id": number, "mask": number}
+    program = jax.make_jaxpr(step)({**parts.trainable, **parts.stats}, parts.frozen, batch)
     names = ("dot_general", "conv_general_dilated")
-    every = (equation for equation in equations(jaxpr) if equation.primitive.name in names)
+    every = (equation for equation in equations(program.jaxpr) if equation.primitive.name in names)
     return {str(operand.aval.dtype) for equation in every for operand in equation.invars}
 
 
@@ -33,15 +36,8 @@ def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     config = load_config(f"{name}:dataset=digits", [("model.dtype", "bfloat16"), ("eval.dtype", "float16")])
     space, look = synthetic_label_space(4, config.model.prompts.num_groups), Preprocess(64, (0.5,) * 3, (0.25,) * 3)
     parts, mesh = abstract_parts(config, space), make_mesh(config.mesh)
-    batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), **dict.fromkeys(("id", "mask"), jnp.ones(2))}
-    values = {**parts.trainable, **parts.stats}
-
-    def types(definition):
-        step = make_eval_step(definition, look, mesh)
-        return products(jax.make_jaxpr(step)(values, parts.frozen, batch).jaxpr)
-
-    evaluated = types(evaluated_definition(config, parts, space))
-    trained = types(parts.definition)
+    evaluated = types(make_eval_step(evaluated_definition(config, parts, space), look, mesh), parts)
+    trained = types(make_eval_step(parts.definition, look, mesh), parts)
     assert evaluated - {"float32"} == {"float16"}
     assert trained - {"float32"} == {"bfloat16"}
 
@@ -59,9 +55,7 @@ def test_the_same_type_is_the_same_structure():
 def test_the_steps_of_a_training_evaluate_in_the_type_of_evaluation():
     config = load_config("mlvpt_digits", [("eval.dtype", "float16")])
     parts, steps = abstract_steps(config, make_mesh(config.mesh))
-    batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), **dict.fromkeys(("id", "mask"), jnp.ones(2))}
-    program = jax.make_jaxpr(steps.eval_step)({**parts.trainable, **parts.stats}, parts.frozen, batch)
-    assert "float16" in products(program.jaxpr)
+    assert "float16" in types(steps.eval_step, parts)
 
 
 @pytest.mark.slow

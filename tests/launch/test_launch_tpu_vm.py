@@ -28,6 +28,11 @@ def ready(machines):
     return machines
 
 
+def homes(machines):
+    """Return the folders of the workers."""
+    return [machines.fake / worker / "mlmoe" for worker in ("worker-0", "worker-1")]
+
+
 def verbs(machines):
     """Return the gcloud actions of the last command, without `describe`."""
     return [call[4] for call in machines.calls("gcloud") if call[4] != "describe"]
@@ -91,13 +96,12 @@ def test_down_deletes_the_slice_once_it_is_confirmed(ready):
 def test_sync_sends_the_tracked_files_of_the_working_tree(ready):
     (ready.root / "launch" / "local.sh").write_text("changed")
     (ready.root / "photo.jpg").write_text("git does not know it")
-    (ready.fake / "worker-1" / "mlmoe" / "code" / "removed.py").write_text("from an earlier sync")
+    (homes(ready)[1] / "code/removed.py").write_text("from an earlier sync")
     assert ready(f"bash launch/tpu_vm.sh sync {SLICE}").returncode == 0
-    for worker in ("worker-0", "worker-1"):
-        code = ready.fake / worker / "mlmoe" / "code"
-        assert (code / "launch" / "local.sh").read_text() == "changed"
-        assert not (code / "photo.jpg").exists()
-        assert not (code / "removed.py").exists()
+    for home in homes(ready):
+        assert (home / "code/launch/local.sh").read_text() == "changed"
+        assert not (home / "code/photo.jpg").exists()
+        assert not (home / "code/removed.py").exists()
     (ready.root / "requirements.txt").unlink()
     assert "git status" in ready.refused(f"bash launch/tpu_vm.sh sync {SLICE}")
 
@@ -109,8 +113,8 @@ def test_setup_creates_an_environment_with_its_own_python_once(machines):
         ["python", "find", "3.12"],
     ]
     asked = [call[2:] for call in machines.calls("python3.12", "python") if call[1] == "-m"]
-    for worker in ("worker-0", "worker-1"):
-        assert ["venv", str(machines.fake / worker / "mlmoe" / "venv")] in asked
+    for home in homes(machines):
+        assert ["venv", str(home / "venv")] in asked
     assert [call[-3:] for call in asked if call[0] == "pip"] == 2 * [["--require-hashes", "-r", "locks/tpu.lock"]]
     machines(f"bash launch/tpu_vm.sh setup {SLICE}")
     assert [call for call in machines.calls("python3.12", "python") if "pip" in call] == []
@@ -129,16 +133,15 @@ def test_flags_reach_the_program_unchanged(ready):
 def test_a_training_survives_a_lost_connection_and_stops_on_request(ready):
     ready.train('trap "echo saved; exit 130" TERM; echo begun; while :; do sleep 0.02; done')
     assert ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a").returncode == 0
-    homes = [ready.fake / worker / "mlmoe" for worker in ("worker-0", "worker-1")]
-    until(lambda: all("begun" in (home / "run.log").read_text() for home in homes))
-    for home in homes:
+    until(lambda: all("begun" in (home / "run.log").read_text() for home in homes(ready)))
+    for home in homes(ready):
         assert os.getsid(int((home / "run.pid").read_text())) not in (os.getsid(0), os.getsid(os.getpid()))
     # Its code is not replaced while it runs, and it is not started twice.
     assert "run failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
     assert "sync failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh sync {SLICE}")
     assert "begun" in ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout
     assert ready(f"bash launch/tpu_vm.sh stop {SLICE}").returncode == 0
-    for home in homes:
+    for home in homes(ready):
         assert "saved\nsupervise: ended with exit code 130\n" in (home / "run.log").read_text()
     assert ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("ended with exit code 130") == 2
     # The exit code of logs is that of the training, and later actions are skipped.
@@ -153,7 +156,7 @@ def test_a_crash_is_restarted_and_a_user_error_is_not(ready):
     ready.train('echo start >> starts; [ "$(wc -l < starts)" -gt 2 ] || exit 1')
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} --restarts=2 -- --config=a")
     assert done.returncode == 0
-    assert (ready.fake / "worker-0" / "mlmoe" / "code" / "starts").read_text() == 3 * "start\n"
+    assert (homes(ready)[0] / "code/starts").read_text() == 3 * "start\n"
     # `logs` waits for one worker only.
     until(lambda: ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("ended with exit code 0") == 2)
     ready.train("echo error: no such thing; exit 2")
@@ -178,8 +181,7 @@ def test_missing_parts_on_a_worker_are_reported(machines):
 def test_a_killed_training_is_not_reported_as_done(ready):
     ready.train("echo begun; while :; do sleep 0.02; done")
     ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
-    for worker in ("worker-0", "worker-1"):
-        home = ready.fake / worker / "mlmoe"
+    for home in homes(ready):
         until(lambda home=home: "begun" in (home / "run.log").read_text())
         supervisor = psutil.Process(int((home / "run.pid").read_text()))
         for process in [supervisor, *supervisor.children(recursive=True)]:

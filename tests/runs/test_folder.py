@@ -1,11 +1,17 @@
+import importlib.metadata
+import json
 import math
 import os
-import threading
+import platform
 from pathlib import Path
 
+import jax
 import pytest
 
+from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import METRICS, RunFolder
+from mlmoe_jax.runs.starts import read_starts, record_start, versions
+from mlmoe_jax.runtime.sharding import make_mesh
 
 
 @pytest.fixture
@@ -27,22 +33,6 @@ def test_a_folder_is_in_use_until_its_writer_has_ended(tmp_path):
             assert RunFolder(folder.path).is_in_use()
         assert not folder.is_in_use()
     assert not RunFolder("gs://bucket/run").is_in_use()
-
-
-def test_a_second_writer_may_wait(tmp_path):
-    order = []
-
-    def write():
-        with RunFolder(tmp_path).writing(wait=True):
-            order.append("second")
-
-    second = threading.Thread(target=write)
-    with RunFolder(tmp_path).writing():
-        second.start()
-        second.join(timeout=0.2)
-        order.append("first")
-    second.join(timeout=10)
-    assert order == ["first", "second"]
 
 
 def test_only_the_first_process_makes_and_locks_the_folder(tmp_path, monkeypatch):
@@ -127,3 +117,32 @@ def test_rows_are_appended_and_those_after_a_step_and_other_lines_dropped(folder
     folder.drop_rows_after(2)
     folder.append_row({"step": 3})
     assert [row["step"] for row in folder.rows()] == [1, 2, 3]
+
+
+# ---------------------------------------------------------------------------------------------------------- starts
+def test_every_start_is_recorded(tmp_path):
+    folder, mesh = RunFolder(tmp_path), make_mesh(default_config().mesh)
+    assert read_starts(folder) == []
+    record_start(folder, 0, mesh)
+    record_start(folder, 7, mesh)
+    starts = json.loads((tmp_path / "starts.json").read_text())
+    assert [start["step"] for start in starts] == [0, 7]
+    assert starts == read_starts(folder)
+    found = starts[0]["versions"]
+    assert found == versions()
+    assert found["python"] == platform.python_version()
+    assert (found["jax"], found["flax"]) == (jax.__version__, importlib.metadata.version("flax"))
+    assert starts[0]["devices"] == jax.device_count()
+    assert starts[0]["mesh"] == {"data": jax.device_count(), "fsdp": 1, "expert": 1}
+    assert (starts[0]["device"], starts[0]["processes"]) == (jax.devices()[0].device_kind, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b'[{"step": 0', b"\xff\xfe", b"5"])
+def test_a_file_of_another_kind_is_named_and_replaced(tmp_path, caplog, content):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "starts.json").write_bytes(content)
+    assert read_starts(folder) == []
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{tmp_path / 'starts.json'} is damaged: ")
+    record_start(folder, 7, make_mesh(default_config().mesh))
+    assert [start["step"] for start in read_starts(folder)] == [7]
