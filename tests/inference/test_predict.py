@@ -37,7 +37,6 @@ def test_each_label_has_its_threshold_which_is_inclusive():
     assert dark.labels == ("dark",), "σ(0) is 0.5, and that is enough"
 
 
-@pytest.mark.slow
 def test_scores_agree_with_the_tree_of_the_labels():
     tree = LabelTree(((0, 1),), ((1, 2),))  # red implies green, which excludes blue
     limits = {"red": 0.6, "green": 0.9, "blue": 0.5, "dark": 0.6}
