@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import ROOT, progress, replace_file
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
 from mlmoe_jax.runtime.table import Table
 
-ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
 MUCH_SYSTEM = 0.1  # share of system time in CPU time above which a result is marked
 MARK = "†"
@@ -127,6 +127,11 @@ class Workers:
 
     def __init__(self, sides: Sequence[Side], log: Any = subprocess.DEVNULL):
         self.sides, self._log, self._running = list(sides), log, {}
+
+    @property
+    def ours(self) -> list[Side]:
+        """The sides that are checkouts of this package."""
+        return [side for side in self.sides if side.ours]
 
     def of(self, side: Side) -> Worker:
         """Return the process of a side."""
@@ -269,14 +274,11 @@ class Results:
         if time.monotonic() >= self.until:
             self.left_out.append(name)
             return None
-        print(f"measuring {name}", file=sys.stderr, flush=True)
+        progress(f"measuring {name}")
         self.rows[name] = measured(*given)
         self._fresh.add(name)
         if self.path:
-            whole = {"machine": self.machine, "rows": self.rows}
-            partial = self.path.with_suffix(".partial")
-            partial.write_text(json.dumps(whole, indent=1))
-            partial.replace(self.path)
+            replace_file(self.path, json.dumps({"machine": self.machine, "rows": self.rows}, indent=1))
         return self.rows[name]
 
 
@@ -292,6 +294,11 @@ def number(value: float, digits: int = 3) -> str:
 def gigabytes(count: float | None) -> str:
     """Return bytes in GB."""
     return "" if count is None else f"{count / 1e9:.2f}"
+
+
+def cells_of(outcome: dict[str, Any], cells: Callable[..., list[str]], *given: Any) -> list[str]:
+    """Return the cells that a function makes of an outcome and what is given, or the error of the outcome."""
+    return [outcome["error"]] if "error" in outcome else cells(outcome, *given)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:

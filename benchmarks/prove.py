@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.proof import PARTS, Outcome, Part, Setup, parts_of
+from benchmarks.report import progress, replace_file
 from benchmarks.run import OUT_OF_TIME
 
 GRACE = 15.0  # seconds between SIGTERM, after which a training saves a checkpoint, and SIGKILL
@@ -135,9 +136,7 @@ class Proof:
         """Write both files, each whole."""
         whole = {"about": self.about, "parts": {name: vars(outcome) for name, outcome in self.outcomes.items()}}
         for name, text in (("proof.json", json.dumps(whole, indent=1) + "\n"), ("proof.md", self.page(parts))):
-            partial = self.folder / f"{name}.partial"
-            partial.write_text(text)
-            partial.replace(self.folder / name)
+            replace_file(self.folder / name, text)
 
     def page(self, parts: Sequence[Part]) -> str:
         """Return the Markdown page: the machine, a verdict per part, and the tables of each part."""
@@ -193,10 +192,10 @@ def run_parts(proof: Proof, parts: Sequence[Part], setup: Setup, budget: float) 
             seconds = max(1.0, until - time.monotonic())
         if proof.verdict(part) == "failed":
             (setup.parts / f"{part.name}.json").unlink(missing_ok=True)  # rows of a suite, of which some have failed
-        print(f"{part.name}, at most {minutes(seconds)} minutes", file=sys.stderr, flush=True)
+        progress(f"{part.name}, at most {minutes(seconds)} minutes")
         proof.outcomes[part.name] = outcome = execute(part, setup, seconds)
         proof.write(parts)
-        print(f"  {outcome.verdict}: {outcome.result}", file=sys.stderr, flush=True)
+        progress(f"  {outcome.verdict}: {outcome.result}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

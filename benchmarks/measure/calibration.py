@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import photographs, trainings
-from benchmarks.measure.report import heading, left, row
+from benchmarks.report import heading, left, row
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions.calibration_fit import fit_scales
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds

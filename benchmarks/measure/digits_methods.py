@@ -21,8 +21,7 @@ import re
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,20 +29,17 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from benchmarks.measure import trainings
 from benchmarks.measure.options import SEEDS
-from benchmarks.measure.report import CONFIDENCE, ROOT, over_seeds, t_interval, write_between
+from benchmarks.report import CONFIDENCE, ROOT, over_seeds, seconds_of, t_interval, write_between
 from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name, train_missing
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.errors import INTERRUPTED, Stopped
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.runtime.table import Table
-from mlmoe_jax.training.experiment import make_experiment
-from mlmoe_jax.training.training_data import open_training_data
 
 # Configs with their arguments but `dataset=digits`, and with further keys.
 METHODS = (
@@ -163,26 +159,24 @@ def train_all(options: Options) -> dict[str, dict]:
 
 def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[float]:
     """Return the training images per second of configs, each the median of `rounds` alternating rounds."""
-    running = []
-    for config in configs:
-        data, mesh = open_training_data(config), setup_jax(config)
-        parts = assemble(config, data.label_space)
-        built = make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh).steps
-        size = config.train.batch_size
-        loader = build_loader(config.data, data.train_split, batch_size=size, augment=config.augment)
-        state = built.place(built.initial_state(parts))
-        running.append([built.train_step, state, shard_batch(next(iter(loader)), mesh), size, []])
-    for turn in range(rounds + 1):
-        for method in running:
-            train_step, state, batch, _, seconds = method
-            started = time.perf_counter()
-            for _ in range(steps):
-                state, metrics = train_step(state, batch)
-            jax.block_until_ready(metrics)
-            method[1] = state
-            if turn:  # the first compiles
-                seconds.append((time.perf_counter() - started) / steps)
-    return [size / statistics.median(seconds) for *_, size, seconds in running]
+    seconds = seconds_of({str(k): several_steps(config, steps) for k, config in enumerate(configs)}, rounds)
+    medians = map(statistics.median, seconds.values())
+    return [steps * config.train.batch_size / one for config, one in zip(configs, medians, strict=True)]
+
+
+def several_steps(config: ConfigDict, count: int) -> Callable[[], None]:
+    """Return a function that takes training steps of a config on one batch; its first call compiles."""
+    split, parts, steps = trainings.prepared(config)
+    loader = build_loader(config.data, split, batch_size=config.train.batch_size, augment=config.augment)
+    state, batch = steps.place(steps.initial_state(parts)), shard_batch(next(iter(loader)), steps.mesh)
+
+    def take() -> None:
+        nonlocal state
+        for _ in range(count):
+            state, metrics = steps.train_step(state, batch)
+        jax.block_until_ready(metrics)
+
+    return take
 
 
 # -------------------------------------------------------------------------------------------------------------- output

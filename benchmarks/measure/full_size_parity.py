@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from benchmarks.measure.report import ROOT
+from benchmarks.report import ROOT
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.outputs import CLS, PATCHES

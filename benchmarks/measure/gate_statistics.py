@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure.report import heading, left, row
+from benchmarks.report import heading, left, row
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split

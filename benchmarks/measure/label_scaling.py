@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks.measure.report import heading, left, row
 from benchmarks.measure.scaling_table import SETTINGS, compile_step
+from benchmarks.report import heading, left, row
 from mlmoe_jax.apps.tools.preflight.compile_check import capacity_elsewhere, tpu_devices
 from mlmoe_jax.config import load_config
 from mlmoe_jax.runtime.memory import GIB, device_bytes

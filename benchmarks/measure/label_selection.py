@@ -27,7 +27,7 @@ from scipy.special import expit
 
 from benchmarks.measure import photographs
 from benchmarks.measure.options import SEEDS, require_known
-from benchmarks.measure.report import left, publish
+from benchmarks.report import left, publish
 from mlmoe_jax.apps.tools.acquisition import (
     METHODS,
     Candidates,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.measure.report import heading, left, row
+from benchmarks.report import heading, left, row
 from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, reliability
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
-from benchmarks.measure.report import publish, t_interval
+from benchmarks.report import publish, t_interval
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.training.logistic.penalty_search import fit_logistic

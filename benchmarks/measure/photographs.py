@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.measure import trainings
 from benchmarks.measure.options import RATES, SEEDS, require_known
-from benchmarks.measure.report import over_seeds, publish
+from benchmarks.report import over_seeds, publish
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError

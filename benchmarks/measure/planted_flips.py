@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure.options import SEEDS
-from benchmarks.measure.report import over_seeds, publish
+from benchmarks.report import over_seeds, publish
 from mlmoe_jax.apps.audit.audit import Audit, extract_features, probe_config, ranked
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE

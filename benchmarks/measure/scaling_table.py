@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from benchmarks.chips import CHIPS
-from benchmarks.measure.report import ROOT, progress, write_between
+from benchmarks.report import ROOT, progress, write_between
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.table import Table

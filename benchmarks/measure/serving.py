@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from benchmarks.measure.report import heading, row
+from benchmarks.report import heading, row
 from mlmoe_jax.runtime.table import Column
 
 TOLERANCE = 1e-3

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.training.build_steps import Steps
 from mlmoe_jax.training.experiment import make_experiment
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.training_data import open_training_data
@@ -41,9 +43,15 @@ def run(config: ConfigDict, folder: Path) -> list[SplitScores]:
 
 def compute_features(config: ConfigDict) -> None:
     """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
+    prepared(config)
+
+
+def prepared(config: ConfigDict) -> tuple[Split, Parts, Steps]:
+    """Return the training images, the model and the steps of a training that does not begin."""
     mesh, data = setup_jax(config), open_training_data(config)
     parts = assemble(config, data.label_space)
-    make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
+    experiment = make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
+    return data.train_split, parts, experiment.steps
 
 
 def hold_out(config: ConfigDict) -> None:

@@ -30,7 +30,7 @@ from ml_collections import ConfigDict
 
 from benchmarks.measure import photographs, trainings
 from benchmarks.measure.options import RATES, SEEDS, require_known
-from benchmarks.measure.report import over_seeds, publish
+from benchmarks.report import over_seeds, publish
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.hidden import hide_positives

@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.suites.cases import Settings, case, key
 
-FIELD = {"labels": "labels", "groups": "groups", "resolution": "resolution", "batch": "batch", "devices": "devices"}
-
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
     """Return a table per axis."""
@@ -24,7 +22,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             given = (side, _measured, of, min(3, settings.rounds))
             outcome = results.measure("grow", key(of, side.name), workers.alone, *given)
             if outcome:
-                rows.append([f"{value:,}", *_cells(outcome)])
+                rows.append([f"{value:,}", *harness.cells_of(outcome, _cells)])
         columns = (axis, "s/step", "images/s", "GFLOP", "temporaries, GB", "arguments, GB", "peak of the process, GB")
         tables.append(harness.table(f"Growing {axis}", (*columns, "peak of the device, GB"), rows))
     return tables
@@ -32,7 +30,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
 
 def _case(settings: Settings, axis: str, value: int) -> dict[str, Any]:
     sizes: dict[str, Any] = {"batch": settings.batches[0], "resolution": settings.resolutions[0]}
-    changes = {"groups": 5, "per_group": value // 10} if axis == "prompts" else {FIELD[axis]: value}
+    changes = {"groups": 5, "per_group": value // 10} if axis == "prompts" else {axis: value}
     sizes |= {name: changes.pop(name) for name in ("batch", "resolution") if name in changes}
     return case(settings.models[0], "train", **sizes, dtype=settings.dtypes[0], **changes)
 
@@ -43,8 +41,6 @@ def _measured(worker: harness.Worker, of: dict[str, Any], rounds: int) -> dict[s
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
-    if "error" in outcome:
-        return [outcome["error"]]
     spread, memory = harness.seconds(outcome), outcome["memory"]
     counts = (memory["temporaries"], memory["arguments"], outcome["peak"]["process"], outcome["peak"]["device"])
     rate = harness.number(outcome["batch"] / spread.median)

@@ -27,12 +27,10 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             folder = stack.enter_context(labeled_folder(settings, 2000))
             trainings["photographs"] = (f"own_csv:root={folder},fit=steps", EPOCHS, LABELS)
         for name, training in trainings.items():
-            for side in workers.sides:
-                if not side.ours:
-                    continue
+            for side in workers.ours:
                 given = (side, _measured, settings, *training)
                 if outcome := results.measure("loop", f"{name} {side.name}", workers.alone, *given):
-                    rows.append([name, side.name, *_cells(outcome)])
+                    rows.append([name, side.name, *harness.cells_of(outcome, _cells)])
     columns = ("", "side", "loop, images/s", "bare step, images/s", "loop over bare step", "data wait", "evaluation, s")
     return [harness.table("The training loop", (*columns, "checkpoint, s"), rows)]
 
@@ -52,8 +50,6 @@ def _measured(
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:
-    if "error" in outcome:
-        return [outcome["error"]]
     loop, bare = outcome["loop"], outcome["bare"]
     rates = harness.Spread.of(bare["batch"] / one["seconds"] for one in bare["rounds"])
     stalls = [loop[f"{name}_seconds"] for name in ("evaluation", "checkpoint")]

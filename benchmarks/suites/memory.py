@@ -20,7 +20,8 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             if not step.takes_part(side, of):
                 continue
             if outcome := results.measure("memory", key(of, side.name), workers.alone, side, peak, of):
-                peaks.append(_line(of, side.name, outcome))
+                start = [title(of), of["mode"], of["dtype"], str(of["batch"]), side.name]
+                peaks.append([*start, *harness.cells_of(outcome, _cells)])
     for of in (of for of in step.cases(settings) if of["mode"] == "train" and of["batch"] == settings.batches[-1]):
         name = f"largest {key(of, workers.sides[0].name)}"
         if outcome := results.measure("memory", name, _largest, settings, workers, of):
@@ -46,13 +47,10 @@ def peak(worker: harness.Worker, of: dict[str, Any]) -> dict[str, Any]:
     return {**facts, "peak": worker.ask("memory")}
 
 
-def _line(of: dict[str, Any], side: str, outcome: dict[str, Any]) -> list[str]:
-    start = [title(of), of["mode"], of["dtype"], str(of["batch"]), side]
-    if "error" in outcome:
-        return [*start, outcome["error"]]
+def _cells(outcome: dict[str, Any]) -> list[str]:
     compiled, peaks = outcome.get("memory", {}), outcome["peak"]
     counts = (peaks["process"], peaks["device"], compiled.get("temporaries"), compiled.get("arguments"))
-    return [*start, *map(harness.gigabytes, counts)]
+    return [*map(harness.gigabytes, counts)]
 
 
 def _compiled(worker: harness.Worker, of: dict[str, Any], quick: bool) -> dict[str, Any]:

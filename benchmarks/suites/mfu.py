@@ -19,7 +19,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
                 batch = images_per_device(settings, resolution) * len(devices)
                 of = case(model, "train", batch=batch, resolution=resolution, dtype=dtype)
                 if outcome := results.measure("mfu", key(of, side.name), _measured, settings, workers, of):
-                    rows.append([title(of), dtype, f"{batch:,}", *_cells(of, outcome, devices)])
+                    rows.append([title(of), dtype, f"{batch:,}", *harness.cells_of(outcome, _cells, of["batch"])])
     columns = ("training", "type", "batch", "images/s", "GMACs per image", "TFLOP/s per device", "MFU")
     notes = ["MACs: of the forward and the backward pass, without attention scores that are computed twice."]
     if chip_of(devices[0]) is None:
@@ -44,10 +44,8 @@ def _measured(settings: Settings, workers: harness.Workers, of: dict[str, Any]) 
     return outcome | macs | {"batch": of["batch"], "flops_per_device": speed, "mfu": share}
 
 
-def _cells(of: dict[str, Any], outcome: dict[str, Any], devices: list[str]) -> list[str]:
-    if "error" in outcome:
-        return [outcome["error"]]
+def _cells(outcome: dict[str, Any], batch: int) -> list[str]:
     share = outcome["mfu"]
-    rate = harness.number(of["batch"] / harness.seconds(outcome).median) + harness.mark(outcome)
+    rate = harness.number(batch / harness.seconds(outcome).median) + harness.mark(outcome)
     speed = harness.number(outcome["flops_per_device"] / 1e12)
     return [rate, harness.number(outcome["macs"] / 1e9), speed, "" if share is None else f"{share:.0%}"]

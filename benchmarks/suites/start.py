@@ -23,9 +23,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     """Return a table with one row per command, cache and checkout of this package."""
     workers.close()  # a TPU belongs to one process
     rows = []
-    for side in workers.sides:
-        if not side.ours:
-            continue
+    for side in workers.ours:
         outcome = results.measure("start", side.name, _measured, settings, side)
         for name, values in (outcome or {}).items():
             what, _, cache = name.partition(" ")

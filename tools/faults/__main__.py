@@ -127,7 +127,7 @@ def _wrong_end(ended: Ended, number: int, moment: str) -> str:
     if moment == "clock":  # before the program handles signals, or after its end
         allowed |= {-number, 0, 1 if "KeyboardInterrupt" in ended.text else 0}
     if ended.code not in allowed:
-        return f"exit code {ended.code}: {ended.text[-300:]}"
+        return str(ended)
     return "" if ended.quiet or moment == "clock" else f"a traceback: {ended.text[-300:]}"
 
 
@@ -203,7 +203,7 @@ def damage(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         if ended.code == 0:
             reason = "; ".join(differences(run, whole)) or ("" if ended.quiet else ended.text[-300:])
         else:
-            reason = "" if ended.code == 2 and ended.one_sentence else f"exit code {ended.code}: {ended.text[-300:]}"
+            reason = "" if ended.code == 2 and ended.one_sentence else str(ended)
         yield "damage", name, not reason, reason
         shutil.rmtree(run)
 
@@ -230,7 +230,7 @@ def _remount(place: Path, options: str) -> None:
 def _refused(ended: Ended, run: Path) -> str:
     """Return what is wrong with the end of a command that could not write to its disk, or ""."""
     if ended.code != 4 or not ended.one_sentence:
-        return f"exit code {ended.code}: {ended.text[-300:]}"
+        return str(ended)
     partial = [str(path) for path in run.rglob("*tmp*")]
     return f"left: {', '.join(partial)}" if partial else ""
 
@@ -287,7 +287,7 @@ def _reading(program: Program) -> tuple[str, ...]:
 
 def _resumed(program: Program, run: Path, whole: Path, reason: str) -> tuple[bool, str]:
     ended = program.train(run)
-    different = differences(run, whole) if ended.code == 0 else [f"then exit code {ended.code}: {ended.text[-300:]}"]
+    different = differences(run, whole) if ended.code == 0 else [f"then {ended}"]
     reason = "; ".join(filter(None, (reason, *different)))
     return not reason, reason
 
@@ -304,7 +304,7 @@ def writers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         second = program((*commands[name], f"--workdir={run}"))
         go.touch()
         first = wait()
-        reason = "" if second.code == 2 and second.one_sentence else f"exit code {second.code}: {second.text[-300:]}"
+        reason = "" if second.code == 2 and second.one_sentence else str(second)
         different = differences(run, whole) if first == 0 else [f"the first ended with {first}"]
         reason = "; ".join(filter(None, (reason, *different)))
         yield "writers", f"train and {name}", not reason, reason
@@ -346,7 +346,7 @@ def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         elif page.is_file() and any(word in page.read_text() for word in ("precious", "cHJlY2lvdX")):
             reason = "the file outside is in the report"
         elif ended.code not in (0, 2) or (ended.code and not ended.one_sentence) or not ended.quiet:
-            reason = f"exit code {ended.code}: {ended.text[-300:]}"
+            reason = str(ended)
         yield "hostile", name, not reason, reason
         shutil.rmtree(run)
         shutil.rmtree(secret.parent)

@@ -292,7 +292,7 @@ def stale(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         program((*command, *filter(None, [key]), f"--output={output}-new"), fresh=True)
         reason = first.text[-300:] if first.code else _stale(again, output, Path(f"{output}-new"))
         if not reason and name in ("nothing changed", "an image touched") and again.code:
-            reason = f"exit code {again.code}: {again.text[-300:]}"
+            reason = str(again)
         yield "stale", f"pack again, {name}", not reason, reason
         for folder in (photos, output, Path(f"{output}-new")):
             shutil.rmtree(folder, ignore_errors=True)
@@ -303,7 +303,7 @@ def _stale(again: Ended, output: Path, fresh: Path) -> str:
     if again.code == 2:
         return "" if again.one_sentence else again.text[-300:]
     if again.code:
-        return f"exit code {again.code}: {again.text[-300:]}"
+        return str(again)
     return (
         "" if _content(output) == _content(fresh) else "exit code 0, but the packed data are not those of a new folder"
     )
@@ -393,7 +393,7 @@ def temporary(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
             rest = _temporary(program, out)
             reason = f"{len(rest)} temporary files are left, such as {rest[0]}" if rest else ""
             if ended.code:
-                reason = f"exit code {ended.code}: {ended.text[-300:]}"
+                reason = str(ended)
             observation = reason or f"exit code {killed.code}, {len(left)} temporary files then, none now"
             yield "temporary", f"{name}: SIGKILL at file {count}", not reason, observation
             shutil.rmtree(out)

@@ -56,6 +56,10 @@ class Ended:
     code: int
     text: str
 
+    def __str__(self) -> str:
+        """Return the exit code and the end of the outputs."""
+        return f"exit code {self.code}: {self.text[-300:]}"
+
     @property
     def one_sentence(self) -> bool:
         """Whether it ended with an error of one sentence, without a traceback."""

@@ -15,6 +15,7 @@ from helpers.scored_run import drawn_split
 from scipy.special import expit
 from scipy.stats import ttest_rel
 
+from benchmarks import report
 from benchmarks.measure import (
     calibration,
     exported,
@@ -22,7 +23,6 @@ from benchmarks.measure import (
     label_selection,
     photographs,
     planted_flips,
-    report,
     variants,
 )
 from benchmarks.measure.__main__ import NAMES, main
@@ -277,6 +277,6 @@ def test_a_split_is_read_as_in_evaluation(run):
 
 def test_the_shortest_of_the_times_counts(monkeypatch):
     seconds = iter([1, 0, 5, 1, 2, 4])  # a takes 5 and then 2 seconds, b 1 and then 4; the first calls do not count
-    monkeypatch.setattr(exported.timeit, "timeit", lambda call, number: next(seconds))
+    monkeypatch.setattr(report.timeit, "timeit", lambda call, number: next(seconds))
     programs = dict.fromkeys("ab", lambda images: images)
     assert exported.times(programs, np.zeros((1, 2, 2, 3), np.uint8), 2) == {"a": 2, "b": 1}

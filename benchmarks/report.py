@@ -1,10 +1,11 @@
-"""What measurements print and store: tables, numbers over seeds, files of results, and tables in pages."""
+"""What benchmarks print and store: tables, numbers over seeds, files of results, and tables in pages."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import timeit
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy import stats
 
 from mlmoe_jax.runtime.table import Column, Table
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CONFIDENCE = 0.95
 
 
@@ -36,6 +37,12 @@ def left(name: str) -> Column:
     return Column(name, align="<")
 
 
+def seconds_of(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return name -> the seconds of a call in each of several alternating rounds, after one that does not count."""
+    taken = [{name: timeit.timeit(call, number=1) for name, call in calls.items()} for _ in range(rounds + 1)]
+    return {name: [one[name] for one in taken[1:]] for name in calls}
+
+
 def over_seeds(values: Sequence[float]) -> str:
     """Return the mean of fractions in percent, and of several their sample standard deviation."""
     spread = f" ± {100 * np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
@@ -48,12 +55,19 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(half)
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a file whole, so that what is stopped leaves the old one."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def publish(path: Path, results: Any, table: str = "") -> str:
     """Write PATH.json and, with a table, PATH.md; return the table."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Path(f"{path}.json").write_text(json.dumps(results, indent=1))
+    replace_file(Path(f"{path}.json"), json.dumps(results, indent=1))
     if table:
-        Path(f"{path}.md").write_text(table)
+        replace_file(Path(f"{path}.md"), table)
     return table
 
 
@@ -68,4 +82,4 @@ def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
     _, closing, after = rest.partition(end)
     if not (opening and closing):
         raise SystemExit(f"{page} has no lines '{start}' and '{end}' to write the table between")
-    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
+    replace_file(page, f"{before}{start}\n\n{text}\n\n{end}{after}")
