@@ -105,10 +105,15 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
         ("data.table", {}, "data.name is digits"),
         ("data.root", {}, "data.name is digits"),
         ("data.root", {"data.name": "voc2007"}, ""),
-        ("loss.scale", {"train.fit": "logistic"}, "train.fit is logistic"),
         ("augment.mix_alpha", {}, "augment.mix is none"),
         ("thresholds.precision", {}, "thresholds.goal is f1"),
-        ("optim.learning_rate", {"train.fit": "logistic"}, "train.fit is logistic"),
+        *(
+            (key, {"train.fit": "logistic"}, "train.fit is logistic")
+            for key in (
+                *("loss.scale", "optim.learning_rate", "ema.decay", "augment.flip", "checkpoint.every_epochs"),
+                *("eval.select_on", "eval.every_epochs", "log.tensorboard", "train.epochs"),
+            )
+        ),
         ("data.difficult_train", {"train.fit": "logistic"}, ""),
         ("model.adapters.lora.rank", {}, ""),
     ],
