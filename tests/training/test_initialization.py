@@ -34,7 +34,7 @@ from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run, write_run_metadata
+from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
@@ -400,3 +400,15 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
     same({**run.values, **run.frozen}, wanted)
     assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
+
+
+def test_a_resumed_run_needs_only_its_folder(config, tmp_path):
+    config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
+    space, folder = space_of("a", "b"), RunFolder(tmp_path / "run")
+    export_official(drawn_model(config, space, seed=4), tmp_path / "in.npz")
+    fresh = initial_parts(config, space)
+    make_run(folder, config, space)
+    (tmp_path / "in.npz").unlink()
+    again = parts_of_run(folder, config, space)
+    same(again.frozen, fresh.frozen)
+    assert again.unpublished == fresh.unpublished == set(fresh.frozen)
