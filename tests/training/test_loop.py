@@ -43,6 +43,7 @@ def test_training_writes_a_row_per_step_and_ends_with_results(run):
 
 def test_the_order_within_a_step_is_the_one_that_an_exact_resume_needs(run, tmp_path, monkeypatch):
     """The row of a step is written before the checkpoint of the same step, and its evaluation is part of both."""
+    folder, config, *_ = run("probe", "stopped").copy(tmp_path / "run")
     events, append, make = [], RunFolder.append_row, loop.training_hooks
 
     class Recorder(Hook):
@@ -66,7 +67,6 @@ def test_the_order_within_a_step_is_the_one_that_an_exact_resume_needs(run, tmp_
 
     monkeypatch.setattr(RunFolder, "append_row", recorded)
     monkeypatch.setattr(loop, "training_hooks", with_recorder)
-    folder, config, *_ = run("probe", "stopped").copy(tmp_path / "run")
     train(config, folder)
     of_step = {step: [f"step {step}", f"row {step}", f"save {step} of {step}"] for step in range(MIDDLE + 1, STEPS + 1)}
     of_step[STEPS].insert(1, "evaluated True")
