@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from transformers import ConvNextConfig, ConvNextModel, ResNetConfig, ResNetModel
 
+from tools.parity._values import randomise
+
 RESNET = {"blocks": (1, 2, 1, 1), "stem": 4}
 CONVNEXT = {"blocks": (1, 2, 1, 1), "widths": (8, 12, 16, 24)}
 IMAGES = ((1, 64, 64), (2, 33, 39), (1, 45, 66))
@@ -60,31 +62,6 @@ def torchvision_name(name):
         place = {"dwconv": "block.0.", "layernorm": "block.2.", "pwconv1": "block.3.", "pwconv2": "block.5."}
         return f"features.{2 * int(stage) + 1}.{block}.{place.get(layer, 'layer_scale')}{leaf}"
     return name
-
-
-def randomise(model, seed):
-    """Give every tensor of a model values that half precision holds exactly, none of which can be overlooked."""
-    random = np.random.RandomState(seed)
-    values = {}
-    for name, tensor in model.state_dict().items():
-        shape = tuple(tensor.shape)
-        if name.endswith("num_batches_tracked"):
-            value = np.array(7)
-        elif name.endswith("running_var"):
-            value = random.uniform(0.5, 2, shape)
-        elif name.endswith("running_mean"):
-            value = 0.3 * random.randn(*shape)
-        elif name.endswith("layer_scale_parameter"):
-            value = 0.5 * random.randn(*shape)
-        elif len(shape) > 1:
-            value = random.randn(*shape) * (1.5 / np.prod(shape[1:])) ** 0.5
-        elif name.endswith("weight"):
-            value = random.uniform(0.5, 1.5, shape)
-        else:
-            value = 0.2 * random.randn(*shape)
-        values[name] = torch.from_numpy(value.astype(np.float16)).to(tensor.dtype)
-    model.load_state_dict(values)
-    return model.eval()
 
 
 def torchvision_state(model):

@@ -6,7 +6,6 @@ only outputs and counts are. No pixel of a photograph is stored.
 """
 
 import importlib
-import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,8 @@ import torch
 from efficientnet_lite_pytorch import EfficientNet
 from efficientnet_lite_pytorch.utils import BlockDecoder, get_model_params
 from sklearn.datasets import load_sample_image
+
+from tools.parity._values import randomise
 
 # All kernels, strides and expansions of the published models, with channels to be multiplied by 0.25. Where the stride
 # is 1, channels change: as in the published models, the first block of a stage does not add its input.
@@ -53,25 +54,7 @@ def make_twin():
         num_classes=3,
     )
     model = EfficientNet(BlockDecoder.decode(list(TWIN)), settings)
-    random = np.random.RandomState(0)
-    values = {}
-    for name, tensor in model.state_dict().items():
-        shape = tuple(tensor.shape)
-        if name.endswith("num_batches_tracked"):
-            value = np.array(7)
-        elif name.endswith("running_var"):
-            value = random.uniform(0.5, 2, shape)
-        elif name.endswith("running_mean"):
-            value = 0.3 * random.randn(*shape)
-        elif len(shape) > 1:
-            value = random.randn(*shape) * (2 / math.prod(shape[1:])) ** 0.5
-        elif name.endswith("weight"):
-            value = random.uniform(0.5, 1.5, shape)
-        else:
-            value = 0.5 * random.randn(*shape)
-        values[name] = torch.from_numpy(value.astype(np.float16)).to(tensor.dtype)
-    model.load_state_dict(values)
-    return model.eval()
+    return randomise(model, 0, variance=2, bias=0.5)
 
 
 def published(variant):
