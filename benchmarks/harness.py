@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, progress, replace_file
+from benchmarks.report import ROOT, progress
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
+from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Table
 
 PEERS = ROOT / "benchmarks" / "peers"
@@ -278,7 +279,8 @@ class Results:
         self.rows[name] = measured(*given)
         self._fresh.add(name)
         if self.path:
-            replace_file(self.path, json.dumps({"machine": self.machine, "rows": self.rows}, indent=1))
+            text = json.dumps({"machine": self.machine, "rows": self.rows}, indent=1)
+            Folder(self.path.parent).write_text(self.path.name, text)
         return self.rows[name]
 
 

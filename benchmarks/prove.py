@@ -28,8 +28,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.proof import PARTS, Outcome, Part, Setup, parts_of
-from benchmarks.report import progress, replace_file
+from benchmarks.report import progress
 from benchmarks.run import OUT_OF_TIME
+from mlmoe_jax.runtime.storage import Folder
 
 GRACE = 15.0  # seconds between SIGTERM, after which a training saves a checkpoint, and SIGKILL
 FINISHED, UNFINISHED = ("passed", "measured"), ("failed", "out of time", "not run")
@@ -136,7 +137,7 @@ class Proof:
         """Write both files, each whole."""
         whole = {"about": self.about, "parts": {name: vars(outcome) for name, outcome in self.outcomes.items()}}
         for name, text in (("proof.json", json.dumps(whole, indent=1) + "\n"), ("proof.md", self.page(parts))):
-            replace_file(self.folder / name, text)
+            Folder(self.folder).write_text(name, text)
 
     def page(self, parts: Sequence[Part]) -> str:
         """Return the Markdown page: the machine, a verdict per part, and the tables of each part."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Column, Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,19 +56,12 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(half)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file whole, so that what is stopped leaves the old one."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
-
-
 def publish(path: Path, results: Any, table: str = "") -> str:
     """Write PATH.json and, with a table, PATH.md; return the table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(Path(f"{path}.json"), json.dumps(results, indent=1))
+    folder = Folder(path.parent)
+    folder.write_text(f"{path.name}.json", json.dumps(results, indent=1))
     if table:
-        replace_file(Path(f"{path}.md"), table)
+        folder.write_text(f"{path.name}.md", table)
     return table
 
 
@@ -82,4 +76,4 @@ def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
     _, closing, after = rest.partition(end)
     if not (opening and closing):
         raise SystemExit(f"{page} has no lines '{start}' and '{end}' to write the table between")
-    replace_file(page, f"{before}{start}\n\n{text}\n\n{end}{after}")
+    Folder(page.parent).write_text(page.name, f"{before}{start}\n\n{text}\n\n{end}{after}")
