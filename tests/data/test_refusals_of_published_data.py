@@ -12,7 +12,6 @@ from helpers.tables import opened
 from mlmoe_jax.data.sources.source import VARIABLE, Published
 
 INSTANCES, CATEGORIES, IMAGES = "annotations/instances_train2014.json", '"categories": [', '"images": ['
-COCO_100 = coco_file("train", 100)
 VOC_LISTS = "VOCdevkit/VOC2012/ImageSets/Main"
 MARKS, MARKS_OF_SKY = "Groundtruth/Labels_Train.txt", "Groundtruth/TrainTestLabels/Labels_sky_Train.txt"
 INDEX, NIH, CHEXPERT = "vg_category_500_labels_index.json", "Data_Entry_2017.csv", "CheXpert-v1.0-small/train.csv"

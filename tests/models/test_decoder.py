@@ -1,7 +1,5 @@
 """Behavior of the query decoder that the parity tests of the query head do not cover."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,6 @@ from mlmoe_jax.models.query_decoder import STYLES, QueryDecoder
 
 B, C, D, Q, E, GRID = 2, 12, 8, 5, 3, (2, 3)
 N = GRID[0] * GRID[1]
-DR_MOE = functools.partial(QueryDecoder, 2048)  # its defaults
 
 
 def shapes(make):

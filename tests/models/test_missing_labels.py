@@ -72,7 +72,6 @@ MODES = ("negative", "ignore", "ignore_normalize", "selective")  # of CSL
 # The constants of the losses: the authors' names, and ours if they differ.
 CONSTANTS = {"lambda": "peak", "tau": "min_probability", "change_epoch": "first_epoch"}
 CONSTANTS |= {"neg_scale": "negative_scale", "kappa": "bias"}
-SUMS = ("hill", "focal_margin", "splc")
 
 
 @pytest.fixture(scope="module")
