@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from helpers import twins
+from helpers.commands import assert_sentence
 from helpers.paths import REPOSITORY
-from helpers.refusals import assert_sentence
 
 from mlmoe_jax.errors import UserError
 

@@ -19,7 +19,16 @@ def refused(done: subprocess.CompletedProcess, *parts: str) -> str:
     assert "Traceback" not in done.stderr
     for part in parts:
         assert part in sentences[0]
-    return sentences[0]
+    return assert_sentence(sentences[0])
+
+
+def assert_sentence(text: str) -> str:
+    """Assert that an error is one sentence, without its period; return it."""
+    assert text
+    assert "\n" not in text
+    assert not text.endswith(".")
+    assert ". " not in text
+    return text
 
 
 def printed(done: subprocess.CompletedProcess):

@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from helpers.commands import refused
 from helpers.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "scaling.md"
@@ -133,12 +134,8 @@ class Machines:
     def refused(self, command: str, **options) -> str:
         """Run a command, assert exit code 2 and one sentence, and return the sentence."""
         done = self(command, **options)
-        assert done.returncode == 2, done
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("error: ")
-        assert not last.endswith(".")
-        assert ". " not in last
-        return last.removeprefix("error: ")
+        assert done.stderr.splitlines()[-1:] == [refused(done)], "the last line"
+        return refused(done).removeprefix("error: ")
 
 
 def set_up(folder: Path) -> Machines:

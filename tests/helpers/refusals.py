@@ -14,9 +14,11 @@ import contextlib
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from helpers.commands import assert_sentence, refused
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.storage import LOCK
 
@@ -116,15 +118,6 @@ def each(cases: Iterable[Refusal]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=names)
 
 
-def assert_sentence(text: str) -> str:
-    """Assert that an error is one sentence, without its period; return it."""
-    assert text
-    assert "\n" not in text
-    assert not text.endswith(".")
-    assert ". " not in text
-    return text
-
-
 def contents(folder: Path) -> dict[str, bytes | int | None]:
     """Return the content of every file below a folder, by its name; of a large file its size, and of a folder None.
 
@@ -149,9 +142,7 @@ def run_command(*arguments: str) -> int:
             code = main(list(arguments))
         except UserError as error:
             raise AssertionError("the program has raised what it should print") from error
-    sentences = [line for line in shown.getvalue().splitlines() if line.startswith("error: ")]
     if code != 2:
-        assert not sentences
+        assert not any(line.startswith("error: ") for line in shown.getvalue().splitlines())
         return code
-    assert len(sentences) == 1, shown.getvalue()
-    raise UserError(sentences[0].removeprefix("error: "))
+    raise UserError(refused(CompletedProcess(arguments, code, "", shown.getvalue())).removeprefix("error: "))

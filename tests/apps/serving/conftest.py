@@ -3,8 +3,8 @@
 import pytest
 from helpers.color_model import color
 from helpers.color_server import client_of, make_labeler, png
+from helpers.commands import assert_sentence
 from helpers.paths import REPOSITORY
-from helpers.refusals import assert_sentence
 
 from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.middleware import HEADERS
