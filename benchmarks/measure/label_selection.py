@@ -159,7 +159,7 @@ class Images:
 
 
 def read_images(root: Path) -> list[Images]:
-    """Return the features and labels of `train` and `val`; features that are not in the cache are computed."""
+    """Return the features and labels of `train` and `val`, from the cache if they are there."""
     config = photographs.method_config("linear probe", photographs.Options(root), rate=1e-2, epochs=1, seed=0)
     opened = [open_split(config.data, name) for name in ("train", "val")]
     extractor = FeatureExtractor.from_config(config, len(opened[0].classes))

@@ -1,4 +1,4 @@
-"""Images in one folder per class: the splits and classes, and what is said of the files that are none of them."""
+"""Images in one folder per class: the splits and classes, and what is said of other files."""
 
 import functools
 import os

@@ -61,7 +61,7 @@ MARK_OF_CODE = {POSITIVE: "", UNKNOWN: "?", DIFFICULT: "~"}
 
 
 def listed(split) -> list[str]:
-    """Return a line per image: its name and its labels that are not negative. ? marks unknown, ~ difficult ones."""
+    """Return a line per image: its name and its positive, unknown (?) and difficult (~) labels."""
     assert split.labels.dtype == np.int8
     labels = [
         ", ".join(MARK_OF_CODE[code] + name for name, code in zip(split.classes, row, strict=True) if code != NEGATIVE)

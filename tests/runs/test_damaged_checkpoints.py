@@ -75,7 +75,7 @@ DAMAGE = {
     "notes of another kind": (notes(b"[1]"), "its notes differ from the saved ones"),
     "notes that are null": (notes(b"null"), ""),
     "half the notes": (notes(b"{"), ""),
-    "notes that are not UTF-8": (notes(b"\xff"), ""),
+    "notes in invalid UTF-8": (notes(b"\xff"), ""),
     "notes without end": (notes(b"[" * 100_000), ""),
     "another number": (lambda newest, patch: newest.rename(newest.with_name("9999")), "it is the checkpoint of step 9"),
 }

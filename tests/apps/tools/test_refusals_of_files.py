@@ -145,7 +145,7 @@ OF_OUTPUTS = [
     of_names("a comma", "wd_tagger", ("a.png",), "cannot hold the label 'x,y'", label="x,y"),
     of_names("a control character", "cvat", ("a\x01.png",), "XML cannot name the image 'a\\x01.png'"),
     Refusal(
-        "images that are not files",
+        "images in memory",
         None,
         lambda at: write_labels(config_of(**SYNTHETIC), "cvat", str(at / "a.xml")),
         "the images of synthetic are not files",

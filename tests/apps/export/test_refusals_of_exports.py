@@ -81,12 +81,12 @@ REFUSALS = [
     ),
     # adapters
     refused("no adapters to merge", "the run has no adapters to merge; leave --merge out", merge=True),
-    refused("adapters that are not linear", "the adapter adaptformer is not linear", run="bottleneck", merge=True),
+    refused("nonlinear adapters", "the adapter adaptformer is not linear", run="bottleneck", merge=True),
     refused("PEFT and a merge", "--format=peft does not take --merge here; leave it out", kind="peft", merge=True),
     refused("PEFT of others", "PEFT's files hold one LoRA or DoRA and no prompts", run="linear", kind="peft"),
     # calibration
     refused(
-        "images of no calibration",
+        "images without a calibration",
         "--format=onnx does not take --images and --calibration-images here; leave it out",
         kind="onnx",
         count=5,
@@ -100,7 +100,7 @@ REFUSALS = [
         images=["{at}"],
     ),
     refused(
-        "integers that are not similar",
+        "integers with other scores",
         "and 0.99 is the least, so it was not written",
         kind="onnx_int8",
         make=patching(quantize, "INT8", INTEGERS, images=20),

@@ -171,7 +171,7 @@ WRITING = [
         "log.mlflow=images cannot be used (no answer)",
     ),
     Refusal("an upload that fails", None, upload, "cannot upload b.txt: no answer"),
-    Refusal("metrics that are not accepted", None, write_row, "the loss is 0.5"),
+    Refusal("rejected metrics", None, write_row, "the loss is 0.5"),
     of_config(
         "a size that does not fit",
         preprocess_for,

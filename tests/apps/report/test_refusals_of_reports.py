@@ -47,8 +47,8 @@ REFUSALS = [
     Refusal("an output below a file", made, lambda run: write_report(run, output=run / "labels.txt/a"), "cannot write"),
 ]
 DAMAGE = [
-    broken("results that are no JSON", "results.json", b"{", ""),
-    broken("costs that are no text", "cost.json", b"\xff", ""),
+    broken("results in invalid JSON", "results.json", b"{", ""),
+    broken("costs in invalid UTF-8", "cost.json", b"\xff", ""),
     broken("costs of another form", "cost.json", '{"x": 1}', "it has no "),
     broken("a letter as a number", "per_class.csv", "split,label,AP\nval,cat,à\n", ""),
     broken("a list as the index of samples", "samples/index.json", "[]", ""),
