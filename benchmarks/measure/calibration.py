@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.measure import photographs, trainings
 from benchmarks.report import heading, left, row
@@ -87,8 +88,8 @@ def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, f
     }
 
 
-def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, float, float, float]]:
-    """Yield per, bound, and means over halves: misses per image, misses per label, and predictions per image."""
+def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, np.ndarray]]:
+    """Yield per, bound, and for each half [count,3] misses per image, misses per label, and predictions per image."""
     config, names = default_config(), [str(k) for k in range(scored.scores.shape[1])]
     config.data.difficult_eval, config.thresholds.goal = "negative", "miss_rate"
     for per in ("global", "class"):
@@ -105,7 +106,15 @@ def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, float,
                     for present in [positive.sum(axis=axis)]
                 )
                 rows.append((by_image, by_label, np.mean((scores >= limits).sum(axis=1))))
-            yield per, miss_rate, *np.mean(rows, axis=0).tolist()
+            yield per, miss_rate, np.array(rows)
+
+
+def with_standard_error(shares: np.ndarray) -> str:
+    """Return the mean over halves in percent, with its standard error.
+
+    The bound holds for the mean over all halves of the same images, so random halves are its only source of error.
+    """
+    return f"{100 * shares.mean():.2f} ± {100 * stats.sem(shares):.2f}"
 
 
 def measure(options: Options) -> Iterator[str]:
@@ -118,5 +127,6 @@ def measure(options: Options) -> Iterator[str]:
     columns = ("bound", "missed per image", "missed per label", "labels per image")
     yield f"\n{heading('probe', left('thresholds'), *columns)}"
     for name, scored in probes.items():
-        for per, *shares, predicted in misses(scored, options.resamples):
-            yield row(name, per, *(f"{100 * share:.2f}" for share in shares), f"{predicted:.2f}")
+        for per, bound, rows in misses(scored, options.resamples):
+            *shares, predicted = rows.T
+            yield row(name, per, f"{100 * bound:g}", *map(with_standard_error, shares), f"{predicted.mean():.2f}")

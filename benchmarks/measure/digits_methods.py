@@ -5,6 +5,9 @@
 All methods have one number of --epochs and equal tuning: the learning rate is the best of --rates on `val`, for the
 first of --seeds. Then each method is trained with all of them. `test` and `test_shift` are only scored.
 
+Methods that have results in benchmarks/digits_methods.json, with the same epochs, rates and seeds, are not trained
+again; remove their entries to train them again. Speeds are always measured for all methods, in one run.
+
 Each training has its own run folder below --out. With --jobs, several processes, each a --worker, share the trainings,
 each on its own cores. A learning rate with which a training diverges is not chosen.
 
@@ -80,6 +83,9 @@ PAIRS = (
     ("vpt", "mlvpt_digits"),
     ("gvpt:per_group=12", "mlvpt_digits"),
     ("mlvpt_digits --config.model.head.gates_of=group", "mlvpt_digits"),
+    *(("pat_resnet101", other) for other in ("mlvpt_digits", "q2l_resnet101", "mlmoe_dinov2")),
+    ("csra_resnet101", "pat_resnet101"),
+    ("splicemix_resnet101:consistency=false", "splicemix_resnet101"),
 )
 IN_README = {
     "linear_probe": "linear probe, `linear_probe`",
@@ -138,12 +144,28 @@ def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     return runs
 
 
+def stored_results(options: Options) -> dict[str, dict]:
+    """Return the stored results of methods with the same epochs, rates and seeds; {} if they differ."""
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    asked = {"epochs": options.epochs, "rates": [*options.rates], "seeds": [*options.seeds]}
+    if any(stored.get(name) != value for name, value in asked.items()):
+        return {}
+    return {method: one for method, one in stored["methods"].items() if method in METHODS}
+
+
 def train_all(options: Options) -> dict[str, dict]:
-    """Train what is missing; return the results of the methods whose trainings are finished."""
+    """Train what is missing; return the results of finished methods, in the order of METHODS."""
+    stored = stored_results(options)
+    trained = train_methods([method for method in METHODS if method not in stored], options)
+    return {method: (stored | trained)[method] for method in METHODS if method in stored or method in trained}
+
+
+def train_methods(methods: Sequence[str], options: Options) -> dict[str, dict]:
+    """Search the learning rate of methods, train them with all seeds, and return the results of those that finished."""
     epochs, rates, (first, *_) = options.epochs, options.rates, options.seeds
-    searched = train([point(method, epochs, rate, first) for method in METHODS for rate in rates], options.out)
+    searched = train([point(method, epochs, rate, first) for method in methods for rate in rates], options.out)
     results = {}
-    for k, method in enumerate(METHODS):
+    for k, method in enumerate(methods):
         runs = searched[k * len(rates) : (k + 1) * len(rates)]
         tuning = {f"{rate:g}": run.results["val"]["mAP"] for rate, run in zip(rates, runs, strict=True) if run.results}
         if tuning and all(run.results or run.error for run in runs):

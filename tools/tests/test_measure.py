@@ -221,9 +221,14 @@ def test_corrected_scores_are_near_the_limit(scored):
 def test_misses_are_bounded_on_the_other_half(scored):
     rows = list(calibration.misses(scored, 10))
     assert [row[:2] for row in rows] == [(per, rate) for per in ("global", "class") for rate in calibration.MISS_RATES]
-    for per, miss_rate, by_image, by_label, predicted in rows:
+    for per, miss_rate, by_half in rows:
+        by_image, by_label, predicted = by_half.mean(axis=0)
         assert (by_image if per == "global" else by_label) == pytest.approx(miss_rate, abs=0.03)
         assert 0 < predicted < 3
+
+
+def test_the_standard_error_is_that_of_the_mean_over_halves():
+    assert calibration.with_standard_error(np.array([0.1, 0.2, 0.3, 0.4])) == "25.00 ± 6.45"
 
 
 # ----------------------------------------------------------------------------------------------------- planted flips

@@ -1,5 +1,6 @@
 """The measurements that train: their configs, the rates that they take, and the results that they gather."""
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -167,6 +168,7 @@ def train_by(score):
 def two_methods(tmp_path, monkeypatch):
     """A function that trains two methods with two rates and two seeds by a stand-in."""
     monkeypatch.setattr(digits_methods, "METHODS", ("vpt", "gvpt"))
+    monkeypatch.setattr(digits_methods, "RESULTS", tmp_path / "results.json")
 
     def trained(score):
         monkeypatch.setattr(digits_methods, "train", train_by(score))
@@ -189,6 +191,22 @@ def test_the_best_rate_of_the_first_seed_is_trained_with_all_seeds(two_methods):
 @pytest.mark.parametrize("unfinished", [("vpt", 0.01, 3), ("vpt", 0.1, 4)])
 def test_a_method_with_an_unfinished_training_has_no_results(unfinished, two_methods):
     assert [*two_methods(lambda *run: None if run == unfinished else run[1])] == ["gvpt"]
+
+
+@pytest.mark.parametrize(("epochs", "kept"), [(4, True), (5, False)])
+def test_methods_with_results_of_the_same_options_are_not_trained_again(epochs, kept, two_methods):
+    stored = {"epochs": epochs, "rates": [0.01, 0.1], "seeds": [3, 4], "methods": {"vpt": {"test": [0.9]}, "old": {}}}
+    digits_methods.RESULTS.write_text(json.dumps(stored))
+    asked = []
+
+    def score(method, rate, seed):
+        asked.append(method)
+        return rate
+
+    results = two_methods(score)
+    assert [*results] == ["vpt", "gvpt"]
+    assert ("vpt" not in asked) is kept
+    assert (results["vpt"]["test"] == [0.9]) is kept
 
 
 def test_the_tables_have_the_means_and_sample_deviations(monkeypatch):
