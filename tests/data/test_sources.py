@@ -1,4 +1,3 @@
-import os
 import re
 import subprocess
 import sys
@@ -25,24 +24,20 @@ def table(tmp_path):
     return tmp_path
 
 
-def test_a_packed_data_set_has_the_name_and_labels_of_its_source(tmp_path, monkeypatch):
+def test_a_packed_data_set_has_the_name_and_labels_of_its_source(table, monkeypatch):
     config = default_config()
-    config.data.update({"name": "synthetic", "labels": 16, "train_split": "val", "val_split": "", "test_splits": ()})
-    pack(config, str(tmp_path / "packed"))
-    packed = settings("packed", tmp_path / "packed", train_split="val")
-    others = {name: place for name, place in DATA_SETS.entries.items() if name != "synthetic"}
+    config.data = settings("csv", table, table="all.csv", val_split="", test_splits=())
+    pack(config, str(table / "packed"))
+    others = {name: place for name, place in DATA_SETS.entries.items() if name != "csv"}
     monkeypatch.setattr(DATA_SETS, "entries", others)  # as if it was the source of another program
-    assert (original_name(packed), count_labels(packed)) == ("synthetic", 16)
+    packed = settings("packed", table / "packed")
+    assert (original_name(packed), count_labels(packed)) == ("csv", 2)
 
 
-def test_labels_of_published_data_are_counted_without_their_files():
+def test_labels_of_published_data_are_counted_without_their_files_and_of_own_images_in_their_table(table):
     labels = {"voc2012": 20, "vg256": 256, "vg500": 500, "chexpert": 14, "chestxray14": 14}
     assert {original_name(data): count_labels(data) for data in map(settings, labels)} == labels
-
-
-def test_labels_of_own_images_are_counted_in_the_training_table(tmp_path):
-    (tmp_path / "train.csv").write_text("image,labels\na.png,x;y\nb.png,z\n")
-    assert count_labels(settings("csv", tmp_path, bad_images="skip")) == 3
+    assert count_labels(settings("csv", table, table="all.csv")) == 2
 
 
 def test_all_splits_have_the_classes_of_the_training_split(table):
@@ -74,6 +69,15 @@ def test_missing_images_are_left_out_on_request(table):
     assert widths(split) == [k + 1 for k in range(20) if k != 3]
     reason = f"cannot read {table}/3.png as an image: No such file or directory"
     assert SkippedImages(split).table() == [["train", "3.png", reason]]
+
+
+def test_no_other_image_is_held_out_for_a_missing_one(table):
+    """The fraction is so small that only the image with the least hash is held out."""
+    data = settings("csv", table, table="all.csv", bad_images="skip", val_fraction=1e-9)
+    (held_out,) = open_split(data, "val").ids
+    (table / held_out).unlink()
+    train, val = (open_split(data, name) for name in ("train", "val"))
+    assert (len(train), len(val), val.missing.ids) == (19, 0, [held_out])
 
 
 def test_slow_libraries_are_imported_only_when_needed():
@@ -110,12 +114,10 @@ def test_a_folder_is_looked_for_in_order(place, monkeypatch):
         if variable is not None:
             monkeypatch.setenv("MLMOE_DATA", variable)
         assert str(BIRDS.folder(root)) == str(found)
-
-
-def test_the_root_of_a_config(place):
-    assert find_root(settings("csv", "~/anywhere")) == os.path.expanduser("~/anywhere")
-    (place / "work" / "data" / "voc2007").mkdir(parents=True)
+    (place / "work" / "data" / "voc2007").mkdir()
+    monkeypatch.setenv("MLMOE_DATA", "")
     assert find_root(settings("voc2007")) == "data/voc2007"
+    assert find_root(settings("csv", "~/anywhere")) == f"{place}/anywhere"
 
 
 def test_the_published_data_sets_say_where_they_are_explained():

@@ -1,7 +1,5 @@
 """Graphs of labels from their counts, and vectors of labels from words or counts."""
 
-import json
-
 import numpy as np
 import pytest
 from helpers.paths import PARITY
@@ -10,47 +8,32 @@ from mlmoe_jax.data.labels import graph as graphs
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 
 # --------------------------------------------------------------------------------------------------------------- graphs
-# Counts over COCO train2014 with classes in category-id order, and over the trainval images of VOC 2007.
+# Counts over COCO train2014 with classes in category-id order.
 COCO = np.load(PARITY / "coco_groups.npz")
-VOC = json.loads((PARITY / "voc2007_counts.json").read_text())
 TWIN = np.load(PARITY / "graph_heads.npz")
 PERSON = 0
 
 
-def edges(counts, positives, threshold=0.4):
-    return graphs.conditional_probabilities(np.array(counts), np.array(positives)) >= threshold
-
-
 def test_the_graph_of_coco():
     """The graph of ML-GCN has 111 edges, 55 of them to `person`; 15 labels have no outgoing and 57 no incoming edge."""
-    found = edges(COCO["counts"], COCO["positives"])
+    found = graphs.conditional_probabilities(COCO["counts"], COCO["positives"]) >= 0.4
     assert found.sum() == 111
     assert found[:, PERSON].sum() == 55
     assert (found.sum(axis=1) > 0).sum() == 65
     assert (found.sum(axis=0) > 0).sum() == 23
-    graph = graphs.label_graph(COCO["counts"], COCO["positives"])
-    assert graph.dtype == np.float32
-    assert ((graph > 0) & ~np.eye(80, dtype=bool)).sum() == 111
-    assert (graph[PERSON] > 0).sum() == 56, "person receives from the labels that imply it"
-
-
-def test_the_graph_of_voc():
-    found = edges(VOC["counts"], VOC["positives"])
-    pairs = {(VOC["names"][i], VOC["names"][j]) for i, j in zip(*np.nonzero(found), strict=True)}
-    riding = ("bicycle", "bottle", "diningtable", "horse", "motorbike")
-    assert pairs == {*((name, "person") for name in riding), ("diningtable", "chair")}
 
 
 def test_label_graph_by_hand():
     counts, positives = np.array([[0, 4, 2], [4, 0, 0], [2, 0, 0]]), np.array([10, 5, 4])
     probabilities = graphs.conditional_probabilities(np.pad(counts, (0, 1)), np.append(positives, 0))
     np.testing.assert_array_equal(probabilities, [[0, 0.4, 0.2, 0], [0.8, 0, 0, 0], [0.5, 0, 0, 0], [0] * 4])
-    found = edges(counts, positives)
-    np.testing.assert_array_equal(found, [[0, 1, 0], [1, 0, 0], [1, 0, 0]])
-    weights = np.array([[1, 0.25, 0], [0.125, 1, 0], [0.125, 0, 1]])
-    d = np.array([1.25, 1.125, 1.125]) ** -0.5
-    expected = np.diag(d) @ weights.T @ np.diag(d)
-    np.testing.assert_allclose(graphs.label_graph(counts, positives), expected, rtol=2e-6)
+    chosen = {"threshold": 0.6, "share": 1 / 3}
+    for options, weights in (
+        ({}, np.array([[1, 0.25, 0], [0.125, 1, 0], [0.125, 0, 1]])),
+        (chosen, np.array([[1, 0, 0], [0.5, 1, 0], [0, 0, 1]])),
+    ):
+        d = np.diag(weights.sum(axis=1) ** -0.5)
+        np.testing.assert_allclose(graphs.label_graph(counts, positives, **options), d @ weights.T @ d, rtol=2e-6)
     # ML-GCN, eq. 8: the weights are normalized by row, not by column
     weights = np.array([[1, 0.25, 0], [0.25, 1, 0], [0.25, 0, 1]])
     expected = weights / 1.25
@@ -59,29 +42,18 @@ def test_label_graph_by_hand():
 
 def test_label_graph_equals_the_torch_reference():
     graph = graphs.label_graph(TWIN["ml_gcn/counts"], TWIN["ml_gcn/positives"])
+    assert graph.dtype == np.float32
     assert (graph > 0).sum() > 8
     np.testing.assert_allclose(graph, TWIN["ml_gcn/adjacency"], rtol=1e-6, atol=1e-7)
-
-
-def test_threshold_removes_edges_and_share_weights_neighbors():
-    counts, positives = COCO["counts"], COCO["positives"]
-    off = ~np.eye(80, dtype=bool)
-    above = [(graphs.label_graph(counts, positives, threshold=t)[off] > 0).sum() for t in (0.1, 0.4, 0.9)]
-    assert above[0] > above[1] > above[2]
-    np.testing.assert_array_equal(graphs.label_graph(counts, positives, share=0), np.eye(80))
 
 
 def test_frequency_order_is_by_decreasing_positives():
     order = graphs.frequency_order(np.array([3, 7, 0, 7, 5]))
     assert order.tolist() == [1, 3, 4, 0, 2]
     assert order.dtype == np.int32
-    assert graphs.frequency_order(COCO["positives"])[0] == PERSON
 
 
 # -------------------------------------------------------------------------------------------------------------- vectors
-# Their indices among the COCO classes in category-id order.
-FORK, KNIFE, DINING_TABLE, KEYBOARD, MOUSE, ZEBRA = 42, 43, 60, 66, 64, 22
-
 GLOVE = """the 9 9 9
 traffic 1 0 0
 light 0 2 0
@@ -131,19 +103,6 @@ def cosines(vectors):
     return unit @ unit.T
 
 
-def test_labels_of_one_scene_get_similar_vectors():
-    vectors = cooccurrence_vectors(COCO["counts"], COCO["positives"], 82_081)
-    assert vectors.shape == (80, 300)
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 0.377 * np.sqrt(300), rtol=1e-5)
-    cosine = cosines(vectors)
-    nearest = np.argsort(2 * np.eye(80) - cosine, axis=1)[:, :2]
-    assert nearest[FORK].tolist() == [KNIFE, DINING_TABLE]
-    assert nearest[KEYBOARD, 0] == MOUSE
-    assert cosine[FORK, KNIFE] > 0.7
-    assert abs(cosine[FORK, ZEBRA]) < 0.1
-
-
 def test_products_of_vectors_are_the_positive_mutual_information():
     """If no eigenvalue is negative, the cosines are the entries of the matrix over the roots of its diagonal."""
     labels = np.random.default_rng(0).random((400, 5)) < [0.1, 0.2, 0.3, 0.2, 0.1]
@@ -164,14 +123,11 @@ def test_fewer_columns_keep_the_largest_eigenvalues():
     wide, narrow = (cooccurrence_vectors(counts, positives, 82_081, width=width) for width in (80, 10))
     unit = wide[:, :10] / np.linalg.norm(wide[:, :10], axis=1, keepdims=True)
     np.testing.assert_allclose(narrow, unit * 0.377 * np.sqrt(10), rtol=1e-4, atol=1e-5)
-    share = (wide**2).sum(axis=0)
-    assert share[0] > share[40] > share[79]
 
 
-def test_vectors_are_reproducible_and_do_not_depend_on_the_order_of_labels():
+def test_vectors_have_one_sign_and_do_not_depend_on_the_order_of_labels():
     counts, positives = COCO["counts"], COCO["positives"]
-    first, again = (cooccurrence_vectors(counts, positives, 82_081, width=40) for _ in range(2))
-    np.testing.assert_array_equal(first, again)
+    first = cooccurrence_vectors(counts, positives, 82_081, width=40)
     largest = np.abs(first).argmax(axis=0)
     # Rows are scaled after the signs were chosen, so another entry may be the largest now.
     assert (first[largest, np.arange(40)] > 0).mean() > 0.8

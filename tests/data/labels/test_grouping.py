@@ -26,6 +26,10 @@ def blocks(*sizes):
     return counts, np.full(len(member), 10), member
 
 
+def grouped(counts, positives, num_groups: int, *, side: str = "co", seed: int = 0):
+    return grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side=side, seed=seed)
+
+
 def test_cooccurrence_of_many_rows_is_exact():
     labels = np.random.default_rng(0).integers(-1, 3, (150_001, 3), np.int8)
     counts, positives = grouping.cooccurrence(labels)
@@ -46,13 +50,12 @@ def test_affinity_by_hand():
     np.testing.assert_array_equal(grouping.affinity(counts, positives, tau=2, side="dc"), np.ones((2, 2)))
 
 
+@pytest.mark.variants("seed")
 @pytest.mark.parametrize(("num_groups", "sizes"), [(2, None), (3, None), (5, [4, 7, 21, 22, 26])])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_published_co_groups_of_coco(num_groups, sizes, seed):
     published = COCO[f"co{num_groups}"]
-    groups = grouping.group_labels(
-        COCO["counts"], COCO["positives"], num_groups=num_groups, tau=2, side="co", seed=seed
-    )
+    groups = grouped(COCO["counts"], COCO["positives"], num_groups, seed=seed)
     assert groups.dtype == np.int32
     assert groups.tolist() == canonical(published)
     if sizes:
@@ -61,37 +64,33 @@ def test_published_co_groups_of_coco(num_groups, sizes, seed):
 
 def test_co_groups_are_the_blocks_and_dc_groups_divide_them():
     counts, positives, member = blocks(3, 4, 3)
-    co = grouping.group_labels(counts, positives, num_groups=3, tau=2, side="co", seed=0)
+    co = grouped(counts, positives, 3)
     np.testing.assert_array_equal(co, member)
-    dc = grouping.group_labels(counts, positives, num_groups=3, tau=2, side="dc", seed=0)
+    dc = grouped(counts, positives, 3, side="dc")
     assert all(len(set(dc[member == block])) > 1 for block in range(3))
 
 
 def test_the_same_seed_gives_the_same_groups():
     """Of labels without structure, which another seed divides in another way."""
     together, positives = grouping.cooccurrence(np.random.default_rng(0).random((60, 20)) < 0.3)
-    one, again, other = (
-        grouping.group_labels(together.toarray(), positives, num_groups=6, tau=2, side="co", seed=seed).tolist()
-        for seed in (0, 0, 1)
-    )
+    one, again, other = (grouped(together.toarray(), positives, 6, seed=seed).tolist() for seed in (0, 0, 1))
     assert one == again != other
 
 
 def test_one_group_and_one_group_per_label():
     counts, positives, member = blocks(2, 3)
-    every = grouping.group_labels(counts, positives, num_groups=1, tau=2, side="co", seed=0)
-    single = grouping.group_labels(counts, positives, num_groups=5, tau=2, side="dc", seed=0)
+    every = grouped(counts, positives, 1)
+    single = grouped(counts, positives, 5, side="dc")
     assert every.tolist() == [0] * len(member)
     assert single.tolist() == [0, 1, 2, 3, 4]
     assert every.dtype == single.dtype == np.int32
 
 
-@pytest.mark.parametrize("side", ["co", "dc"])
-@pytest.mark.parametrize(("num_groups", "silent"), [(2, 1), (3, 3), (6, 7)])
+@pytest.mark.parametrize(("side", "num_groups", "silent"), [("co", 2, 1), ("co", 6, 7), ("dc", 3, 3), ("dc", 6, 7)])
 def test_labels_without_positives_get_a_group(side, num_groups, silent):
     labels = np.random.default_rng(0).random((50, 7)) < 0.4
     labels[:, -silent:] = False
     together, positives = grouping.cooccurrence(labels)
-    groups = grouping.group_labels(together.toarray(), positives, num_groups=num_groups, tau=2, side=side, seed=0)
+    groups = grouped(together.toarray(), positives, num_groups, side=side)
     assert groups.tolist() == canonical(groups)
     assert groups.max() < num_groups

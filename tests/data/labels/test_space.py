@@ -11,8 +11,8 @@ from helpers.tables import split_of
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.data.labels import space as spaces
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors
-from mlmoe_jax.data.labels.grouping import group_labels
 from mlmoe_jax.data.labels.space import (
     PUBLISHED_FOR,
     PUBLISHED_GROUPS,
@@ -105,16 +105,18 @@ def random_split(labels: int = 12) -> Split:
     return split_of([*map(str, range(300))], codes, classes=map(str, range(labels)))
 
 
-def test_computed_groups_use_the_root_of_each_side():
-    split = random_split()
-    space = grouped("computed", 3, split=split, seed=7)
-    for side, tau in (("co", 2.0), ("dc", 3.0)):
-        expected = group_labels(space.counts, space.positives, num_groups=3, tau=tau, side=side, seed=7)
-        group = getattr(space, f"{side}_group")
-        np.testing.assert_array_equal(group, expected)
-        assert group.dtype == np.int32
-        assert set(group) == {0, 1, 2}
-    assert np.any(space.co_group != space.dc_group)
+def test_computed_groups_use_the_root_of_each_side(monkeypatch):
+    asked = []
+
+    def group(counts, positives, *, side, **options):
+        asked.append((counts.sum(), positives.tolist(), side, options))
+        return np.full(len(counts), side == "dc", np.int32)
+
+    monkeypatch.setattr(spaces, "group_labels", group)
+    space = grouped("computed", 3, seed=7)
+    assert (space.co_group.any(), space.dc_group.all()) == (False, True)
+    roots = {"co": 2.0, "dc": 3.0}
+    assert asked == [(4, [3, 2, 1, 0], side, {"num_groups": 3, "seed": 7, "tau": roots[side]}) for side in roots]
 
 
 @pytest.mark.parametrize(("data", "table", "labels"), [("coco2014", "coco", 80), ("voc2012", "voc2007", 20)])
