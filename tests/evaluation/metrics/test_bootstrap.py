@@ -1,26 +1,23 @@
 import numpy as np
 import pytest
+from helpers.metric_cases import hard_case
 
 from mlmoe_jax.evaluation.metrics import bootstrap, multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 
 
-def hard_case(images=30, classes=6):
-    """Ties, unknown entries, and classes without positives, with two, without negatives, and without predictions."""
-    random = np.random.default_rng(0)
-    labels = random.random((images, classes)) < 0.3
-    scores = np.clip(random.normal(0.4 + 0.2 * labels, 0.2), 0, 1).round(1)
-    mask = random.random(labels.shape) < 0.8
-    labels[:, 1], labels[:, 2], labels[:, 3] = False, np.arange(images) < 2, True
-    mask[:2, 2] = True
-    mask[5] = False
-    scores[:, 4] /= 3
-    return scores, labels, mask
+def rare_case():
+    """A hard case, also with a class with two positives, one without predictions, and an image without known labels."""
+    scores, labels, mask = hard_case(images=30, classes=6)
+    labels[:, 1] = np.arange(30) < 2
+    mask[:2, 1], mask[5] = 1, 0
+    scores[:, 4] -= 9
+    return scores, labels > 0, mask > 0
 
 
 def test_weighted_metrics_are_those_of_the_resampled_images():
     """Compare with the metrics of each resample as a split of its own, with repeated images."""
-    scores, labels, mask = hard_case()
+    scores, labels, mask = rare_case()
     measure, resamples = WeightedMetrics(scores, labels, mask, 0.5), bootstrap.RESAMPLES_AT_ONCE + 14
     found = [measure(weights) for weights in draw(len(scores), resamples, seed=3)]
     assert [len(values["mAP"]) for values, _ in found] == [bootstrap.RESAMPLES_AT_ONCE, 14]
@@ -38,12 +35,12 @@ def test_weighted_metrics_are_those_of_the_resampled_images():
             "mAP_envelope": multilabel.mean_average_precision(
                 multilabel.average_precision(s, y, mask=m, interpolation="envelope")
             ),
-            "precision@1": (multilabel.top_k(np.where(m, s, -1), 1) & y & m).any(axis=1).sum() / m.any(axis=1).sum(),
+            "precision@1": (multilabel.top_k(np.where(m, s, -99), 1) & y & m).any(axis=1).sum() / m.any(axis=1).sum(),
         }
         expected |= {f"{k}@0.5": v for k, v in multilabel.precision_recall_f1(s >= 0.5, y, mask=m).items()}
         assert {name: value[at] for name, value in values.items()} == pytest.approx(expected, rel=1e-6, nan_ok=True)
-    assert np.isnan(ap[:, 1]).all()
-    assert np.isnan(ap[:, 2]).any(), "a resample lacks positives of the rare class, otherwise the case is too easy"
+    assert np.isnan(ap[:, 2]).all()
+    assert np.isnan(ap[:, 1]).any(), "a resample lacks positives of the rare class, otherwise the case is too easy"
 
 
 def test_resamples_are_seeded_and_have_the_size_of_the_split():

@@ -5,19 +5,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.sources.digits import break_correlations, draw_label_sets
 from mlmoe_jax.evaluation.metrics.cooccurrence import CELLS, Pair, pair_biases, summarize, training_pairs
 
 PAIR = Pair(a=0, b=1, p_b_given_a=0.9, p_b=0.4, support=50)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    """Labels of scenes as drawn by `digits-v1`, and the same without correlations, i8[N,10] each."""
-    random = np.random.RandomState(0)
-    labels = draw_label_sets(random, 700)
-    return labels.astype(np.int8), break_correlations(random, labels, trades_per_row=4).astype(np.int8)
 
 
 def random_case(images=200, classes=4):
@@ -30,31 +20,13 @@ def random_case(images=200, classes=4):
 # --- pairs
 
 
-def test_pairs_of_digits(digits):
-    labels, shifted = digits
-    counts, positives = cooccurrence(labels)
-    pairs = training_pairs(counts, positives, len(labels), level=0.8)
-    assert {(pair.a, pair.b) for pair in pairs} == {(2, 7), (5, 3), (8, 6)}
-    for pair in pairs:
-        shows_a, shows_b = labels[:, pair.a] == 1, labels[:, pair.b] == 1
-        assert pair.support == np.sum(shows_a & shows_b)
-        assert pair.p_b_given_a == pytest.approx(shows_b[shows_a].mean())
-        assert pair.p_b == pytest.approx(shows_b.mean())
-    assert [pair.p_b_given_a for pair in pairs] == sorted((pair.p_b_given_a for pair in pairs), reverse=True)
-    assert not training_pairs(*cooccurrence(shifted), len(shifted), level=0.8)
-
-
 def test_choice_of_pairs():
     """Of 100 images, 60 have label 0, 20 label 1, 10 label 2."""
     counts, positives = np.array([[0, 11, 9], [11, 0, 2], [9, 2, 0]]), np.array([60, 20, 10])
-
-    def chosen(**options):
-        return [(pair.a, pair.b) for pair in training_pairs(counts, positives, 100, **options)]
-
+    strong, weak = Pair(2, 0, p_b_given_a=0.9, p_b=0.6, support=9), Pair(0, 2, p_b_given_a=0.15, p_b=0.1, support=9)
     # p(0 | 1) = 0.55 is above the level but below p(0) = 0.6: the two co-occur less often than by chance.
-    assert chosen(level=0.5, support=1) == [(2, 0)]
-    assert chosen(level=0.1, support=1) == [(2, 0), (0, 2)]
-    assert chosen(level=0.1, support=10) == []
+    for level, support, pairs in ((0.5, 1, [strong]), (0.1, 1, [strong, weak]), (0.1, 10, [])):
+        assert training_pairs(counts, positives, 100, level=level, support=support) == pairs
 
 
 # --- figures
