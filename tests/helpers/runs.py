@@ -29,7 +29,7 @@ from ml_collections import ConfigDict
 from helpers import small_program, tiny
 from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import default_config, load_config, use_adapter
-from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs import checkpoint, digests
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
@@ -69,6 +69,7 @@ RECIPES = {
 TRAIN = {"pruned": prune}
 # The labels of the kind `published`, and a calibration of its scores.
 CLASSES = ("a", "b", "c")
+SPACE = replace(synthetic_label_space(3, 1), names=CLASSES, positives=np.array([2, 3, 4]), images=10)
 CALIBRATION = {
     "split": "val",
     "labels": {
@@ -206,10 +207,14 @@ def published_config(**changes) -> ConfigDict:
     return changed(config, changes)
 
 
-def write_published(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
-    """Write a run folder as training does, with random trained parameters; return the parts and the values."""
-    space = replace(synthetic_label_space(len(CLASSES), 1), names=CLASSES, positives=np.array([2, 3, 4]), images=10)
-    parts = assemble(config, space)
+def write_published(
+    folder: RunFolder, config: ConfigDict, space: LabelSpace = SPACE, parts: Parts | None = None
+) -> tuple[Parts, Params]:
+    """Write a run folder as training does, with random trained parameters; return the parts and the values.
+
+    parts: the initial values; None = those of the backbone and the seed.
+    """
+    parts = parts or assemble(config, space)
     with folder.writing():
         write_run_metadata(folder, config, space, preprocess_for(config), parts)
         values = {path: value + 0.5 for path, value in parts.trainable.items()}

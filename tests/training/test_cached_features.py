@@ -12,7 +12,6 @@ from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.inference import feature_extractor
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.training.loop import train
 
 FLOAT32 = {"data__cache_features": "float32"}
@@ -44,9 +43,6 @@ def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkey
 
     for one, other in zip(plain.rows(), cached.rows(), strict=True):
         np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-4)
-    ours, theirs = open_run(cached), open_run(plain)
-    for path, value in ours.values.items():
-        np.testing.assert_allclose(value, theirs.values[path], atol=2e-4, err_msg=path)
     assert scores(cached).keys() == scores(plain).keys() != set()
     for name, found in scores(cached).items():
         np.testing.assert_allclose(found, scores(plain)[name], atol=1e-4, err_msg=name)

@@ -120,25 +120,14 @@ def test_a_state_is_not_saved_whose_norm_has_grown(refusal):
 
 
 # --------------------------------------------------------------------------------------------------------- traces
-class Doubling:
-    """A training step that doubles its state, a matrix."""
-
-    def __init__(self):
-        self._program = jax.jit(lambda state: jnp.tanh(state @ state) * 2)
-
-    def __call__(self, state, batch):
-        return self._program(state), {"loss": jnp.float32(0)}
-
-
 def test_the_steps_of_the_range_are_traced(tmp_path, capsys):
-    folder, state = RunFolder(tmp_path), jnp.ones((300, 300))
-    step = Doubling()
-    hook = Trace(Window.parse("2:3"), folder, first=1, total=3)
+    state, step = jnp.ones((300, 300)), jax.jit(lambda state: jnp.tanh(state @ state))
+    hook = Trace(Window.parse("2:3"), RunFolder(tmp_path), first=1, total=3)
     for number in range(1, 5):
         assert bool(list((tmp_path / FOLDER).rglob("*.xplane.pb"))) == (number == 4)
         hook.before_step(number, state, {})
-        state, metrics = step(state, {})
-        hook.after_step(number, {"state": state, **metrics})
+        state = step(state)
+        hook.after_step(number, {"state": state})
     assert capsys.readouterr().err == f"trace of steps 2 to 3: {tmp_path / FOLDER} (open it with xprof)\n"
     hook.close()
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,30 +12,25 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.bench import drawn_model
-from helpers.paths import PARITY
-from helpers.runs import changed, published_config
-from helpers.tiny import write_weights
+from helpers.runs import Runs, changed, published_config, write_published
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.apps.export.run import export_run
 from mlmoe_jax.apps.tools.import_run import import_run
-from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.inference.predictor import Predictor
-from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
-from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _name_tensors, export_official
 from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
 from mlmoe_jax.runs import assemble as assembling
-from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
+from mlmoe_jax.runs.restore import open_run, parts_of_run
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
@@ -55,29 +51,14 @@ def _values_drawn_in_numpy(monkeypatch):
 
 
 @pytest.fixture
-def register(monkeypatch, tmp_path):
-    """A function that adds a backbone named tiny to the catalog; no file has its published weights."""
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-
-    def call(shape: ViTShape) -> None:
-        entry = replace(catalog.entry("dinov2_vits14"), shape=shape, file="tiny.safetensors")
-        monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
-
-    return call
+def config(tmp_path):
+    """The config of a run on the backbone `tiny`, whose published weights are in the cache."""
+    with Runs(tmp_path).world():
+        yield published_config()
 
 
-@pytest.fixture
-def config(register):
-    register(ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1))
-    return published_config()
-
-
-@pytest.fixture
-def published(tmp_path):
-    """The published weights of tiny, stored in the cache."""
-    file = tmp_path / "cache" / "tiny.safetensors"
-    write_weights(file, catalog.entry("tiny"), seed=5)
-    return {f"backbone/{path}": value for path, value in load_file(file).items()}
+def published(folder: Path) -> dict[str, np.ndarray]:
+    return {f"backbone/{path}": value for path, value in load_file(folder / "cache" / "tiny.safetensors").items()}
 
 
 def initial_parts(config, space: LabelSpace):
@@ -88,16 +69,10 @@ def space_of(*names: str, groups: int = 1) -> LabelSpace:
     return replace(synthetic_label_space(len(names), groups), names=names)
 
 
-def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dict[str, np.ndarray]:
+def make_run(folder: RunFolder, config, space: LabelSpace) -> dict[str, np.ndarray]:
     """Write a run folder as training does, with random trainable values; return all its values."""
-    parts = initial_parts(config, space)
-    draw = np.random.default_rng(seed)
-    values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
-    with folder.writing():
-        write_run_metadata(folder, config, space, preprocess_for(config), parts)
-        with checkpoint.open_manager(folder) as manager:
-            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw", "split": ""})
-    return {path: np.asarray(value) for path, value in {**values, **parts.frozen}.items()}
+    parts, values = write_published(folder, config, space, initial_parts(config, space))
+    return {**values, **parts.frozen}
 
 
 def all_values(parts) -> dict:
@@ -111,41 +86,15 @@ def same(ours: dict, theirs: dict) -> None:
 
 
 # -------------------------------------------------------------------------------------------- official checkpoints
-@pytest.mark.slow
-def test_the_official_ml_vpt_reproduces_its_outputs(register):
-    """The two phases are two formulas for the weights; see tests/models/test_mlvpt_golden.py."""
-    register(ViTShape(48, 3, 4, 14, 56, layer_scale=1.0, mask_token=True, position_offset=0.1))
-    config = default_config()
-    use_ml_vpt(config)
-    config.model.backbone.name = "tiny"
-    config.model.prompts.num_groups, config.model.prompts.per_group = 2, 3
-    i = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
-    image = (np.sin(0.05 * i) + 0.3 * np.cos(0.003 * i)).reshape(2, 3, 56, 56).transpose(0, 2, 3, 1)
-    run = None
-    for phase in ("", "_B"):
-        name = f"mlvpt_dinov2_img56_mask{phase}"
-        case, reference = json.loads((PARITY / f"{name}.json").read_text()), np.load(PARITY / f"{name}.npz")
-        groups = {f"{side}_group": np.array(case[f"{side}_group"], np.int32) for side in ("co", "dc")}
-        config.init_from = str(PARITY / f"{name}.weights.npz")
-        parts = initial_parts(config, replace(space_of(*"abcdefg"), **groups))
-        assert parts.unpublished == set(parts.frozen) == {p for p in parts.frozen if p.startswith("backbone/")}
-        run = run or jax.jit(lambda values, image, parts=parts: parts.definition.merge(values)(image))
-        with jax.default_matmul_precision("highest"):
-            prediction = run({**parts.trainable, **parts.frozen}, image.astype(np.float32))
-        ours = {"logits": prediction.logits, **prediction.terms}
-        theirs = {"logits": "logit", "co": "co_logit", "dc": "dc_logit", "co_gate": "moe_co_logit"}
-        for term, key in {**theirs, "dc_gate": "moe_dc_logit"}.items():
-            assert np.abs(ours[term] - reference[key]).max() < 2e-5 * np.abs(reference[key]).max(), (phase, term)
-
-
 def test_a_checkpoint_does_not_need_a_published_backbone(config, tmp_path, capsys):
-    assert not (tmp_path / "cache").exists()
+    (tmp_path / "cache" / "tiny.safetensors").unlink()
     space = space_of("a", "b", "c")
     config.model.prompts.kind, config.init_from = "deep", str(tmp_path / "in.npz")
     model = drawn_model(config, space, seed=4)
     export_official(model, tmp_path / "in.npz")
     parts = initial_parts(config, space)
     same(all_values(parts), ModelDef.split(model)[1])
+    assert parts.unpublished == set(parts.frozen)
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'in.npz'}: {len(all_values(parts))} parameters from the vpt_deep layout" in told
     config.model.backbone.normalization = "unit"
@@ -213,7 +162,7 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
 
 
 # ------------------------------------------------------------------------------------------------- another run
-def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
+def test_labels_are_matched_by_name(config, tmp_path, capsys):
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow"))
     config.init_from = str(tmp_path / "a")
     config.seed = 1
@@ -225,7 +174,7 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
         assert bias[here] == theirs["head/classifier/bias"][there]
     np.testing.assert_array_equal(kernel[:, 1], first.trainable["head/classifier/kernel"][:, 1])
     assert bias[1] == first.trainable["head/classifier/bias"][1]
-    same(parts.frozen, published)
+    same(parts.frozen, published(tmp_path))
     assert parts.unpublished == frozenset(), "the published file has all of them"
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'a'}: {len(theirs)} of {len(theirs)} parameters, as selected at step 20" in told
@@ -234,7 +183,7 @@ def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_group_experts_are_transferred_label_by_label(config, published, tmp_path, capsys):
+def test_group_experts_are_transferred_label_by_label(config, tmp_path, capsys):
     use_ml_vpt(config)
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow", groups=2))
@@ -256,11 +205,8 @@ def test_group_experts_are_transferred_label_by_label(config, published, tmp_pat
     config.model.prompts.num_groups = 3
     parts = initial_parts(config, space_of("cow", "cat", "dog", groups=3))
     told = capsys.readouterr().err.replace("\n", " ")
-    assert "not transferred, other groups of prompts: " in told
-    for path in ("prompts/deep", "head/bank/down/bias", "head/co/gate/kernel", "head/dc/gate/bias"):
-        assert path in told.partition("other groups of prompts: ")[2]
     # with the same number of experts per group, only the groups show that the gates have another meaning
-    assert not np.array_equal(parts.trainable["head/co/gate/kernel"], theirs["head/co/gate/kernel"][:, [2, 0, 1]])
+    assert "head/co/gate/kernel" in told.partition("not transferred, other groups of prompts: ")[2]
     np.testing.assert_array_equal(
         parts.trainable["head/co/classifier/kernel"], theirs["head/co/classifier/kernel"][[2, 0, 1]]
     )
@@ -280,7 +226,7 @@ def test_unpublished_frozen_weights_are_transferred(config, tmp_path, capsys):
     assert "model.backbone.weights=own.safetensors is not read" in capsys.readouterr().err
 
 
-def test_a_trained_backbone_can_be_frozen(config, published, tmp_path):
+def test_a_trained_backbone_can_be_frozen(config, tmp_path):
     config.trainable = ((r"^backbone/norm/", True), (r"^backbone/", False), (r"", True))
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     config.trainable = ((r"^backbone/", False), (r"", True))
@@ -290,28 +236,28 @@ def test_a_trained_backbone_can_be_frozen(config, published, tmp_path):
     assert parts.unpublished == {"backbone/norm/scale", "backbone/norm/bias"}
 
 
-def test_a_published_backbone_is_read_again_for_another_precision(config, published, tmp_path):
+def test_a_published_backbone_is_read_again_for_another_precision(config, tmp_path):
     config.model.frozen_dtype = "bfloat16"
     make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     config.model.frozen_dtype, config.init_from = "float32", str(tmp_path / "a")
     parts = initial_parts(config, space_of("cat", "dog"))
-    same(parts.frozen, published)
+    same(parts.frozen, published(tmp_path))
 
 
 @pytest.mark.slow
 def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
     config.model.prompts.kind = "deep"
     model = drawn_model(config, space_of("cat", "dog"), seed=4)
-    model.backbone.pos_embed = nnx.Param(jnp.arange(17 * 16.0).reshape(1, 17, 16))
+    model.backbone.pos_embed = nnx.Param(jnp.arange(17 * 8.0).reshape(1, 17, 8))
     export_official(model, tmp_path / "in.npz")
     config.init_from = str(tmp_path / "in.npz")
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     run = open_run(RunFolder(tmp_path / "a"))
     same({**run.values, **run.frozen}, theirs)
-    assert run.frozen["backbone/pos_embed"].shape == (1, 17, 16)
+    assert run.frozen["backbone/pos_embed"].shape == (1, 17, 8)
     for source in ("in.npz", "a"):
         config.init_from = str(tmp_path / source)
-        assert initial_parts(config, space_of("cat", "dog")).frozen["backbone/pos_embed"].shape == (1, 17, 16)
+        assert initial_parts(config, space_of("cat", "dog")).frozen["backbone/pos_embed"].shape == (1, 17, 8)
     config.trainable = ((r"", True),)
     for source in ("in.npz", "a"):
         config.init_from = str(tmp_path / source)
@@ -322,7 +268,7 @@ def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_unpublished_values_are_stored(config, published, tmp_path):
+def test_only_unpublished_values_are_stored(config, tmp_path):
     prompts = config.model.prompts
     prompts.kind, prompts.count, prompts.key_values, prompts.pruning = "e2vpt", 4, 2, "fixed"
     prompts.kept_tokens = "1011"
@@ -342,7 +288,7 @@ def test_only_unpublished_values_are_stored(config, published, tmp_path):
         open_run(RunFolder(tmp_path / "a"))
 
 
-def test_frozen_weights_of_a_training_without_a_checkpoint_are_removed(config, published, tmp_path):
+def test_frozen_weights_of_a_training_without_a_checkpoint_are_removed(config, tmp_path):
     config.model.backbone.weights = "none"
     make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
     shutil.rmtree(tmp_path / "a" / "checkpoints")

@@ -1,7 +1,7 @@
 """The data of a training: its labels, and what it says about them when it starts from a run on other data."""
 
 import pytest
-from helpers.tables import write
+from helpers.tables import settings, write
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
@@ -35,8 +35,7 @@ def table(**splits: str) -> str:
 def started(tmp_path):
     """The config and the folder of a run that has started on the table."""
     config, folder = default_config(), RunFolder(tmp_path / "run")
-    config.data.name, config.data.root, config.data.test_splits = "csv", str(tmp_path), ()
-    config.data.table = "all.csv"
+    config.data = settings(str(tmp_path), table="all.csv", test_splits=())
     write(tmp_path, "all.csv", table(), images=[row.partition(",")[0] for row in ROWS[1:]])
     begin(folder, open_training_data(config))
     return config, folder
@@ -114,8 +113,8 @@ def test_evaluated_images_that_the_values_were_trained_on_are_named(started, tmp
 
 def test_known_positives_imply_others(tmp_path):
     config, names = default_config(), [f"{number}.png" for number in range(20)]
-    config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
-    config.data.known_positives, config.data.tree, config.loss.unknown = "one", "tree.yaml", "negative"
+    config.loss.unknown = "negative"
+    config.data = settings(str(tmp_path), val_split="", test_splits=(), known_positives="one", tree="tree.yaml")
     write(tmp_path, "train.csv", "\n".join(["image,labels", *(f"{name},cat;dog" for name in names)]), images=names)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
     labels = open_training_data(config).train_split.labels.tolist()
