@@ -276,6 +276,8 @@ class Head(nnx.Module):
     """Whether the head uses the label group of each prompt."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
+    reads_names: bool = False
+    """Whether the head uses the vectors of the names of `model.head.names`, `LabelSpace.name_vectors`."""
     batch_statistics: bool = False
     """Whether the head normalizes by statistics of the training batch, which therefore must not contain blanks."""
     unknown_labels: str = ""

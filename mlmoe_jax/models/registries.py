@@ -17,6 +17,7 @@ HEADS: Registry[type[Head]] = Registry(
     "head",
     {
         "linear": "mlmoe_jax.models.heads.linear:LinearHead",
+        "cosine": "mlmoe_jax.models.heads.cosine:CosineHead",
         "group_experts": "mlmoe_jax.models.heads.group_experts:GroupExpertsHead",
         "group_linear": "mlmoe_jax.models.heads.group_experts:GroupLinearHead",
         "query": "mlmoe_jax.models.heads.query:QueryHead",

@@ -14,13 +14,21 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
-from mlmoe_jax.models.params import ModelDef, Params, draw_missing, fingerprint, split_trainable
+from mlmoe_jax.models.params import (
+    ModelDef,
+    Params,
+    draw_missing,
+    fingerprint,
+    named_variables,
+    split_trainable,
+)
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.models.registries import active_adapters, head_class
 from mlmoe_jax.pretrained.load import load_weights
@@ -96,7 +104,25 @@ def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone:
     if load_backbone:
         fill_backbone(model, config)
     draw_missing(model, build)
+    if load_backbone and label_space.name_vectors is not None:
+        _require_fitting(label_space.name_vectors, model.backbone, config)
     return model
+
+
+def backbone_fingerprint(backbone: nnx.Module) -> str:
+    """Return the sha256 of all parameters of a backbone; see `params.fingerprint`."""
+    return fingerprint({path: variable[...] for path, (_, variable) in named_variables(backbone, nnx.Param).items()})
+
+
+def _require_fitting(vectors: NameVectors, backbone: nnx.Module, config: ConfigDict) -> None:
+    """Raise UserError if the vectors of names were made for another backbone than the config has, or other weights."""
+    name, source = config.model.backbone.name, config.model.head.names
+    if vectors.backbone != name:
+        raise UserError(
+            f"{source} has vectors for {vectors.backbone}, and the backbone is {name}; encode the names again"
+        )
+    if vectors.fingerprint and vectors.fingerprint != backbone_fingerprint(backbone):
+        raise UserError(f"{source} has vectors for other weights of {name} than these; encode the names again")
 
 
 def model_builder(config: ConfigDict, label_space: LabelSpace) -> Callable[[], Classifier]:

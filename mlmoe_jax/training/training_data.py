@@ -20,6 +20,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
+from mlmoe_jax.inference.text_encoder import vectors_for
 from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runs.image_record import ImageRecord, describe_leak, read_image_record
@@ -104,8 +105,10 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Compute the label space of a new run from its training split."""
     vectors = head_class(config).needs_vectors
     grouped = prompts_class(config).uses_groups
+    name_vectors = vectors_for(config)
     name = original_name(config.data)
-    return compute_label_space(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
+    options = {"grouped": grouped, "vectors": vectors, "name_vectors": name_vectors}
+    return compute_label_space(train_split, name, config.model, config.seed, **options)
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:

@@ -5,8 +5,8 @@ import json
 from helpers.refusals import Refusal, each
 from helpers.tables import lines, settings, write
 
+from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.sources.open import open_split, open_splits
-from mlmoe_jax.data.sources.rows import read_classes
 
 TABLE = "image,labels\na.png,dog\nb.png,cat;dog\nsub/c.png,\n"
 

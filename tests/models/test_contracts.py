@@ -32,6 +32,7 @@ D, N, B, LABELS = 12, 4, 2, 5
 # name: the kind of head and settings
 CASES = {
     "linear": ("linear", {"pool": "both"}),
+    "cosine": ("cosine", {}),
     "experts": ("group_experts", {}),
     "gates of groups": ("group_experts", {"gates_of": "group"}),
     "group_linear": ("group_linear", {}),

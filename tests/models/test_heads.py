@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 from flax import nnx
 from helpers.bench import drawn_model
 from helpers.drawn import drawn
+from helpers.name_vectors import drawn_vectors
 from PIL import Image
 from scipy.special import logsumexp
 
@@ -12,6 +15,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model, gather_quarters, image_and_quarters
+from mlmoe_jax.models.heads.cosine import CosineHead
 from mlmoe_jax.models.heads.csra import CSRAHead
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
@@ -341,3 +345,30 @@ def test_patching_is_its_equations():
     _, slope = jax.jvp(lambda x: ours(x).terms["quarters"], given[:1], given[1:])
     difference = (exact(quarters + 1e-6 * toward) - exact(quarters - 1e-6 * toward)) / 2e-6
     np.testing.assert_allclose(slope, difference, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("projects", [False, True])
+def test_the_cosine_head_gives_the_scores_of_an_image_text_model(projects):
+    inner = 7 if projects else D
+    vectors = drawn_vectors("abcde", inner, projects_from=D * projects, scale=30.0, bias=-2.0)
+    vectors.background[0] = 0.5
+    space = replace(synthetic_label_space(K, 1), names=vectors.names, name_vectors=vectors)
+    head = CosineHead.from_config(default_config(), D, space, dtype=None, rngs=nnx.Rngs(0))
+    cls = np.random.default_rng(2).normal(size=(4, D)).astype(np.float32)
+    v = cls @ vectors.projection if projects else cls
+    u = v / np.linalg.norm(v, axis=1, keepdims=True)
+    prediction = head(Features(cls, None, None, (1, 1)))
+    expected = 30 * u @ (vectors.vectors - vectors.background).T - 2
+    np.testing.assert_allclose(prediction.logits, expected, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(head.image_vectors(Features(cls, None, None, (1, 1))), u, rtol=2e-5, atol=1e-6)
+    assert head.published_macs(9) == (inner * K + D * inner * projects, 0)
+    paths = ModelDef.split(head)[1]
+    assert ("projection/kernel" in paths) == projects
+    assert {"classifier/kernel", "classifier/bias"} <= set(paths)
+
+
+def test_a_cosine_head_without_vectors_is_drawn():
+    head = CosineHead.from_config(default_config(), D, synthetic_label_space(K, 1), dtype=None, rngs=nnx.Rngs(0))
+    assert head(Features(jnp.ones((2, D)), None, None, (1, 1))).logits.shape == (2, K)
+    assert head.projection is None
+    assert np.std(head.classifier.kernel[...]) > 0

@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.table import Outcome
 # Keys with local paths, except the weights of the backbone, whose file name is shared.
 _PLACES = (
     *("data.root", "data.table", "data.images", "data.classes", "data.corrections", "data.tree"),
-    *("model.head.graph.word_vectors", "init_from"),
+    *("model.head.graph.word_vectors", "model.head.names", "init_from"),
 )
 
 

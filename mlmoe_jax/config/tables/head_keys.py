@@ -98,8 +98,8 @@ HEAD_KEYS = section(
     "The part of the model that turns features into a logit per label.",
     kind=ChoiceKey(
         "linear",
-        "Head: group_experts is ML-VPT's, group_linear GVPT's, query Q2L's and ML-Decoder's, routed_experts DR-MoE's, "
-        "HSQ's and, with group prompts, MLMoE's.",
+        "Head: cosine classifies by names, group_experts is ML-VPT's, group_linear GVPT's, query Q2L's and "
+        "ML-Decoder's, routed_experts DR-MoE's, HSQ's and, with group prompts, MLMoE's.",
         choices=HEADS,
     ),
     pool=ChoiceKey(
@@ -112,6 +112,10 @@ HEAD_KEYS = section(
             "max": "the largest value of each channel over the patches",
             "mean": "the mean of prompts and patches, as VPT, GateVPT and E2VPT do on MAE",
         },
+    ),
+    names=TextKey(
+        "",
+        "For cosine: vectors of the label names (.safetensors, of --mode=encode), or a list of names, one per line.",
     ),
     expert_hidden=IntegerKey(5, "For group_experts: hidden width of an expert.", above=0, most=65_536),
     activation=ChoiceKey(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from scipy.sparse import csr_array
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
+from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -23,6 +24,7 @@ from mlmoe_jax.runtime.text import quantity
 
 TAU = {"co": 2.0, "dc": 3.0}  # of the published groups, see grouping.affinity
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
+_OF_NAMES = "name_vectors/"  # the prefix of their arrays in an npz file
 PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
 
 
@@ -40,6 +42,8 @@ class LabelSpace:
       dc_group: i32[K], the group of each label in the grouping of labels that rarely occur together ("dc").
       vectors: f32[K,d], one vector per label name; None if the model needs no vectors.
       tree: which labels imply or exclude other labels.
+      name_vectors: the vectors of the names in the space of an image-text model; None if the model was made without
+        them.
     """
 
     names: tuple[str, ...]
@@ -50,6 +54,7 @@ class LabelSpace:
     dc_group: np.ndarray
     vectors: np.ndarray | None = None
     tree: LabelTree = INDEPENDENT
+    name_vectors: NameVectors | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "together", csr_array(self.together))
@@ -78,6 +83,9 @@ class LabelSpace:
         }
         if self.vectors is not None:
             arrays["vectors"] = self.vectors
+        if self.name_vectors is not None:
+            arrays |= {f"{_OF_NAMES}{name}": array for name, array in self.name_vectors.arrays().items()}
+            arrays[f"{_OF_NAMES}about"] = np.asarray(self.name_vectors.about())
         np.savez_compressed(path, **arrays)
 
     @classmethod
@@ -97,6 +105,7 @@ class LabelSpace:
             stored["dc_group"],
             stored.get("vectors"),
             LabelTree.from_arrays(stored, names),
+            _read_name_vectors(stored, names),
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
@@ -112,8 +121,26 @@ class LabelSpace:
         return self.vectors is None or (self.vectors.ndim == 2 and len(self.vectors) == len(self.names))
 
 
+def _read_name_vectors(stored: Mapping[str, np.ndarray], names: tuple[str, ...]) -> NameVectors | None:
+    """Return the vectors of the names from the arrays of an npz file; None if it has none. Raises ValueError."""
+    arrays = {key.removeprefix(_OF_NAMES): array for key, array in stored.items() if key.startswith(_OF_NAMES)}
+    if not arrays:
+        return None
+    vectors = NameVectors.from_arrays(arrays, str(arrays["about"]))
+    if vectors.names != names:
+        raise ValueError("its vectors are of other names")
+    return vectors
+
+
 def compute_label_space(
-    train: Split, data_name: str, model_config: ConfigDict, seed: int, *, grouped: bool = False, vectors: bool = False
+    train: Split,
+    data_name: str,
+    model_config: ConfigDict,
+    seed: int,
+    *,
+    grouped: bool = False,
+    vectors: bool = False,
+    name_vectors: NameVectors | None = None,
 ) -> LabelSpace:
     """Compute the label space from the labels of the training split. No image is read.
 
@@ -124,10 +151,13 @@ def compute_label_space(
       seed: seed of the clustering.
       grouped: whether the model needs label groups. Otherwise all labels are in one group.
       vectors: whether the model needs vectors of the labels.
+      name_vectors: the vectors of the names, in any order; None if the model is made without them.
 
     Raises:
       UserError: no groups are published for this data set, or a file of groups or vectors does not fit the labels.
     """
+    if name_vectors is not None:
+        name_vectors = name_vectors.for_labels(train.classes)
     together, positives = cooccurrence(train.labels)
     co_group = dc_group = np.zeros(len(positives), np.int32)
     if grouped:
@@ -140,7 +170,14 @@ def compute_label_space(
             if graph.word_vectors
             else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
         )
-    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, word_vectors, train.tree)
+    sides = co_group, dc_group
+    return LabelSpace(train.classes, together, positives, len(train), *sides, word_vectors, train.tree, name_vectors)
+
+
+def label_space_of(vectors: NameVectors) -> LabelSpace:
+    """Return the label space of the names of vectors, without training images."""
+    space = synthetic_label_space(len(vectors.names), 1)
+    return replace(space, names=vectors.names, name_vectors=vectors)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:

@@ -20,9 +20,10 @@ from xml.etree import ElementTree
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
+from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.names import find_name
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes

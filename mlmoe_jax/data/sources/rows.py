@@ -21,7 +21,6 @@ from mlmoe_jax.data.sources.names import label_problem, split_key
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, open_text
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -457,16 +456,3 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
             return name
         seen.add(name)
     return None
-
-
-def read_classes(path: Path) -> tuple[str, ...]:
-    """Return the class names of a file with one name per line.
-
-    Raises UserError if the file is missing or empty, or if a name is repeated.
-    """
-    with damage_explained(path), open_text(path) as file:
-        names = [compose(line.strip()) for line in file if line.strip()]
-    if not names or (repeated := first_repeated(names)):
-        wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
-        raise UserError(f"{path} {wrong}; write one class name per line")
-    return tuple(names)

@@ -26,7 +26,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, read_classes, validated
+from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

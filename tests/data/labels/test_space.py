@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.name_vectors import drawn_vectors
 from helpers.tables import split_of
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
@@ -160,3 +161,17 @@ def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
     from_file = compute_label_space(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
     np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
     assert compute_label_space(SMALL, "digits", model(), seed=0).vectors is None
+
+
+def test_vectors_of_names_are_ordered_as_the_labels_and_stored(tmp_path):
+    vectors = drawn_vectors(SMALL.classes[::-1], 4, projects_from=6, sha256="ab12")
+    space = compute_label_space(SMALL, "digits", model(), seed=0, name_vectors=vectors)
+    np.testing.assert_array_equal(space.name_vectors.vectors, vectors.vectors[::-1])
+    space.save(tmp_path / "space.npz")
+    with (tmp_path / "space.npz").open("rb") as file:
+        arrays = read_npz(file)
+    stored = LabelSpace.from_arrays(arrays)
+    assert stored.name_vectors.about() == space.name_vectors.about()
+    np.testing.assert_array_equal(stored.name_vectors.projection, vectors.projection)
+    with pytest.raises(ValueError, match="of other names"):
+        LabelSpace.from_arrays(arrays | {"names": np.asarray([f"new {name}" for name in SMALL.classes])})

@@ -1,0 +1,210 @@
+"""The vectors of label names in the space of an image-text model, and the file that holds them.
+
+A list of names is a text file with one name per line. A name may be followed by descriptions of the label, each after
+a tab. The vectors are a .safetensors file, whose header describes them.
+
+Axes: k labels, d the space of the vectors, w the width of the backbone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Float32
+from safetensors.numpy import load, save
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained, open_text, read_bytes
+from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.text import abbreviate, compose
+
+SUFFIX = ".safetensors"
+_ABOUT = "mlmoe_jax"  # the entry of the header
+_ARRAYS = ("vectors", "background", "projection")  # attributes of `NameVectors`
+
+
+@dataclass(frozen=True)
+class LabelName:
+    """A label of a list of names.
+
+    Attributes:
+      name: the name of the label.
+      descriptions: texts that describe an image with this label; may be empty.
+    """
+
+    name: str
+    descriptions: tuple[str, ...] = ()
+
+
+def read_label_names(path: str | os.PathLike) -> tuple[LabelName, ...]:
+    """Return the labels of a text file with one name per line. Descriptions follow after tabs. Empty lines are skipped.
+
+    Raises UserError if the file is missing, has no names, or has a name twice or one that is not printable.
+    """
+    with damage_explained(path), open_text(path) as file:
+        rows = [[compose(cell.strip()) for cell in line.split("\t")] for line in file if line.strip()]
+    labels = tuple(LabelName(name, tuple(filter(None, descriptions))) for name, *descriptions in rows)
+    if not labels:
+        raise UserError(f"{path} contains no class names; write one class name per line")
+    counts = Counter(label.name for label in labels)
+    repeated, times = counts.most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{path} names the class '{repeated}' twice; write one class name per line")
+    if wrong := [name for name in counts if not name or not name.isprintable()]:
+        raise UserError(f"{path} has {wrong[0]!r} where a name should be; write one printable class name per line")
+    return labels
+
+
+def is_vectors_file(path: str | os.PathLike) -> bool:
+    """Return whether a path is the path of a file of vectors, not of a list of names."""
+    return os.fspath(path).endswith(SUFFIX)
+
+
+def unit(vectors: Float[np.ndarray, "*n d"]) -> Float[np.ndarray, "*n d"]:
+    """Return vectors of length 1."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def mean_direction(vectors: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
+    """Return the mean of the normalized vectors, normalized again."""
+    return unit(unit(vectors).mean(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class NameVectors:
+    """The vectors of K label names, and how scores follow from them.
+
+    An image has the vector u = v/‖v‖, where v is the pooled feature of the backbone, or its product with `projection`.
+    The logit of label k is scale·⟨u, t_k − t_0⟩ + bias.
+
+    Attributes:
+      names: the names of the labels.
+      vectors: t f32[K,D], normalized means of normalized vectors.
+      scale: the scale of the logits.
+      bias: the bias of the logits.
+      background: t_0 f32[D], the vector of the templates without a name, if the model was trained with a softmax over
+        texts; otherwise 0.
+      projection: f32[W,D], from the pooled feature of the backbone to the space of the vectors; None if there is none.
+      backbone: the name of the backbone.
+      templates: the texts around a name, which is in place of {}.
+      descriptions: the descriptions of each label.
+      fingerprint: the `params.fingerprint` of the backbone in float32, whose features the vectors belong to; "" if it
+        is not known.
+      sha256: the sha256 of the file from which the vectors were read; "" if they were not read.
+    """
+
+    names: tuple[str, ...]
+    vectors: np.ndarray
+    scale: float
+    bias: float
+    background: np.ndarray
+    projection: np.ndarray | None = None
+    backbone: str = ""
+    templates: tuple[str, ...] = ()
+    descriptions: tuple[tuple[str, ...], ...] = ()
+    fingerprint: str = ""
+    sha256: str = ""
+
+    def kernel(self) -> Float32[np.ndarray, "d k"]:
+        """Return the weights f32[D,K] of the linear classifier of normalized image vectors."""
+        return np.ascontiguousarray((self.scale * (self.vectors - self.background)).T, np.float32)
+
+    def offsets(self) -> Float32[np.ndarray, " k"]:
+        """Return the bias f32[K] of the linear classifier of normalized image vectors."""
+        return np.full(len(self.names), self.bias, np.float32)
+
+    def for_labels(self, names: Sequence[str]) -> NameVectors:
+        """Return the vectors in the order of the labels of the data.
+
+        Args:
+          names: the names of the K labels.
+
+        Raises:
+          UserError: the vectors have other names.
+        """
+        if lacking := [name for name in names if name not in self.names]:
+            raise UserError(f"the vectors have no name {abbreviate(lacking, 4)}, which the data has as a label; add it")
+        if further := [name for name in self.names if name not in names]:
+            raise UserError(
+                f"the vectors have the name {abbreviate(further, 4)}, which is no label of the data; remove it, or set "
+                "data.classes to the file of the names"
+            )
+        rows = [self.names.index(name) for name in names]
+        descriptions = tuple(self.descriptions[row] for row in rows) if self.descriptions else ()
+        return replace(self, names=tuple(names), vectors=self.vectors[rows], descriptions=descriptions)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays of the vectors, by the names of their attributes."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+
+    def about(self) -> str:
+        """Return the attributes that are no arrays, as JSON."""
+        return json.dumps({name: value for name, value in vars(self).items() if name not in _ARRAYS})
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], about: str) -> NameVectors:
+        """Return the vectors from the results of `arrays` and `about`.
+
+        Raises ValueError, KeyError or TypeError if they do not belong together.
+        """
+        stored: dict[str, Any] = json.loads(about)
+        stored |= {name: tuple(map(str, stored[name])) for name in ("names", "templates")}
+        stored["descriptions"] = tuple(map(tuple, stored["descriptions"]))
+        loaded = cls(**stored, **{name: arrays[name] for name in _ARRAYS if name in arrays})
+        loaded._require_fitting()
+        return loaded
+
+    def _require_fitting(self) -> None:
+        """Raise ValueError unless all arrays are finite, of float32, and of shapes that fit the names."""
+        count, width = len(self.names), self.background.size
+        shapes = {"vectors": (count, width), "background": (width,)}
+        if self.projection is not None:
+            shapes["projection"] = (len(self.projection), width)
+        for name, array in self.arrays().items():
+            if array.shape != shapes[name] or array.dtype != np.float32 or not np.isfinite(array).all():
+                raise ValueError(f"its {name} do not fit its {count} names, or are not finite")
+        if not count or len(set(self.names)) < count or not np.isfinite([self.scale, self.bias]).all():
+            raise ValueError("its names are not different, or its scale is not finite")
+        if len(self.descriptions) not in (0, count):
+            raise ValueError(f"its descriptions do not fit its {count} names")
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write the vectors to a .safetensors file, which is replaced whole."""
+        place = epath.Path(path)
+        content = save(self.arrays(), {_ABOUT: replace(self, sha256="").about()})
+        Folder(place.parent).write_bytes(place.name, content)
+
+
+def read_name_vectors(path: str | os.PathLike) -> NameVectors:
+    """Return the vectors of a file that `NameVectors.write` wrote.
+
+    Raises UserError if the file is missing, damaged, or no file of vectors of names.
+    """
+    with damage_explained(path):
+        content = read_bytes(path)
+        arrays = load(content)
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        if _ABOUT not in header:
+            raise UserError(f"{path} has no vectors of names; write one with --mode=encode")
+        loaded = NameVectors.from_arrays(arrays, header[_ABOUT])
+    return replace(loaded, sha256=hashlib.sha256(content).hexdigest())
+
+
+def read_classes(path: str | os.PathLike) -> tuple[str, ...]:
+    """Return the names of a list of names, or of a file of vectors.
+
+    Raises UserError as `read_name_vectors` or `read_label_names`.
+    """
+    if is_vectors_file(path):
+        return read_name_vectors(path).names
+    return tuple(label.name for label in read_label_names(path))

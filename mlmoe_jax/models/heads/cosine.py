@@ -1,0 +1,83 @@
+"""A linear classifier of normalized image vectors, which vectors of label names can give its weights."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx import Initializer
+from jax import Array
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.name_vectors import NameVectors
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.outputs import CLS, Features, Prediction
+from mlmoe_jax.models.partition import LABEL, axes
+
+
+class CosineHead(Head):
+    """A linear classifier of the normalized feature of the image, logits = V·u + b.
+
+    u = v/‖v‖, where v is the feature `cls`, or its product with a projection. V f32[D,K] are the weights, and b f32[K]
+    is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are those of the image-text
+    model, see `NameVectors`. Without them, the initial values are those of torch.nn.Linear.
+
+    Args:
+      width: the width W of the backbone.
+      labels: K.
+      vectors: the vectors of the K names; None = random weights, and no projection.
+      rngs: for the weights.
+    """
+
+    read = (CLS,)
+    by_label = True
+    reads_names = True
+
+    def __init__(self, width: int, labels: int, vectors: NameVectors | None = None, *, rngs: nnx.Rngs):
+        self.projection = _projection(vectors, rngs) if vectors is not None else None
+        inputs = width if vectors is None else vectors.vectors.shape[1]
+        initial = {}
+        if vectors is not None:
+            initial = {"kernel_init": _fixed(vectors.kernel()), "bias_init": _fixed(vectors.offsets())}
+        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+        self.classifier = torch_linear(inputs, labels, **metadata, **initial, rngs=rngs)
+
+    @classmethod
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
+        return cls(width, len(space.names), space.name_vectors, rngs=rngs)
+
+    @classmethod
+    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
+        return (("^head/projection/", False),)
+
+    def image_vectors(self, features: Features) -> Array:
+        """Return the normalized vectors f32[B,D] of images."""
+        vectors = features.cls.astype(jnp.float32)
+        if self.projection is not None:
+            vectors = self.projection(vectors)
+        return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
+        return Prediction(self.classifier(partition.shard_images(self.image_vectors(features))))
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        layers = (self.classifier, *([self.projection] if self.projection is not None else []))
+        return sum(layer.in_features * layer.out_features for layer in layers), 0
+
+
+def _projection(vectors: NameVectors, rngs: nnx.Rngs) -> nnx.Linear | None:
+    """Return the layer from the feature of the backbone to the space of the vectors; None if they have the same."""
+    if vectors.projection is None:
+        return None
+    initial = _fixed(vectors.projection)
+    return nnx.Linear(*vectors.projection.shape, use_bias=False, kernel_init=initial, rngs=rngs)
+
+
+def _fixed(values: np.ndarray) -> Initializer:
+    """Return an initializer that returns `values`."""
+    return lambda key, shape, dtype=None, **_: jnp.asarray(values, dtype).reshape(shape)

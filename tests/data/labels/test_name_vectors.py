@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from helpers.name_vectors import drawn_vectors
+from safetensors import safe_open
+
+from mlmoe_jax.data.labels.name_vectors import (
+    LabelName,
+    is_vectors_file,
+    mean_direction,
+    read_classes,
+    read_label_names,
+    read_name_vectors,
+    unit,
+)
+
+NAMES = ("sea", "boat", "red kite")
+
+
+def assert_same(one, other):
+    assert one.about() == other.about()
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, array in one.arrays().items():
+        np.testing.assert_array_equal(array, other.arrays()[name], err_msg=name)
+
+
+def test_a_list_has_a_name_per_line_and_descriptions_after_tabs(tmp_path):
+    (tmp_path / "labels.txt").write_text("sea\n\n boat \twith sails\t\twith oars\nre\u0301gate\r\n")
+    labels = read_label_names(tmp_path / "labels.txt")
+    assert labels == (LabelName("sea"), LabelName("boat", ("with sails", "with oars")), LabelName("régate"))
+    assert read_classes(tmp_path / "labels.txt") == ("sea", "boat", "régate")
+
+
+def test_the_mean_of_normalized_vectors_is_normalized():
+    vectors = np.array([[3.0, 0.0], [0.0, 1.0]])
+    np.testing.assert_allclose(mean_direction(vectors), [2**-0.5, 2**-0.5])
+    np.testing.assert_allclose(unit(vectors), [[1, 0], [0, 1]])
+
+
+def test_the_classifier_gives_the_scores_of_the_model():
+    background = np.array([0.6, 0.8, 0, 0], np.float32)
+    vectors = drawn_vectors(NAMES, 4, scale=100.0, bias=-3.0, background=background)
+    image = unit(np.random.default_rng(5).normal(size=(7, 4)))
+    logits = image @ vectors.kernel() + vectors.offsets()
+    expected = [[100 * u @ (t - background) - 3 for t in vectors.vectors] for u in image]
+    np.testing.assert_allclose(logits, expected, rtol=1e-5)
+    assert vectors.kernel().dtype == vectors.offsets().dtype == np.float32
+
+
+def test_a_difference_of_two_texts_is_their_softmax():
+    text, other = unit(np.random.default_rng(1).normal(size=(2, 4))).astype(np.float32)
+    vectors = drawn_vectors(("sea",), 4, scale=50.0, bias=0.0, background=other)
+    vectors = type(vectors)(**(vars(vectors) | {"vectors": text[None]}))
+    image = unit(np.array([1.0, -2, 3, 1]))
+    logits = 50 * np.array([image @ text, image @ other])
+    [score] = 1 / (1 + np.exp(-(image @ vectors.kernel())))
+    np.testing.assert_allclose(score, np.exp(logits[0]) / np.exp(logits).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("projects_from", [0, 6])
+def test_a_file_returns_what_was_written(tmp_path, projects_from):
+    descriptions = ((), ("with sails", "with oars"), ())
+    fields = {"templates": ("a {}.",), "descriptions": descriptions, "fingerprint": "ab12"}
+    vectors = drawn_vectors(NAMES, 4, projects_from=projects_from, **fields)
+    vectors.write(path := tmp_path / "labels.safetensors")
+    stored = read_name_vectors(path)
+    assert len(stored.sha256) == 64
+    assert_same(type(stored)(**(vars(stored) | {"sha256": ""})), vectors)
+    assert read_classes(path) == NAMES
+    assert is_vectors_file(path)
+    assert not is_vectors_file(tmp_path / "labels.txt")
+    with safe_open(path, "numpy") as file:
+        assert list(file.metadata()) == ["mlmoe_jax"]
+    first = path.read_bytes()
+    vectors.write(path)
+    assert path.read_bytes() == first
+
+
+def test_the_labels_get_another_order_by_name():
+    vectors = drawn_vectors(NAMES, 4, descriptions=(("a",), ("b",), ("c",)))
+    moved = vectors.for_labels(["boat", "red kite", "sea"])
+    assert (moved.names, moved.descriptions) == (("boat", "red kite", "sea"), (("b",), ("c",), ("a",)))
+    np.testing.assert_array_equal(moved.vectors, vectors.vectors[[1, 2, 0]])

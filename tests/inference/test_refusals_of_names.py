@@ -1,0 +1,51 @@
+"""Vectors of label names that do not belong to a model."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+from helpers.name_vectors import drawn_vectors
+from helpers.refusals import Refusal, each
+from helpers.runs import CLASSES, published_config
+
+from mlmoe_jax.data.labels.space import label_space_of
+from mlmoe_jax.inference.text_encoder import vectors_for
+from mlmoe_jax.runs.assemble import assemble
+
+VECTORS = drawn_vectors(CLASSES, 8)
+
+
+def of_config(name: str, *says: str, **changes) -> Refusal:
+    """A config whose vectors cannot be read."""
+    config = published_config(model__head__kind="cosine", **changes)
+    return Refusal(name, None, lambda _: vectors_for(config), *says)
+
+
+def of_vectors(name: str, *says: str, **fields) -> Refusal:
+    """Vectors with other attributes, for the backbone `tiny`."""
+
+    @contextlib.contextmanager
+    def make(at: Path):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MLMOE_CACHE", str(at / "cache"))
+            tiny.write_cache(at / "cache")
+            tiny.use(patch)
+            yield published_config(model__head__kind="cosine", model__head__names="v.safetensors")
+
+    space = label_space_of(replace(VECTORS, **fields))
+    return Refusal(name, make, lambda config: assemble(config, space), "v.safetensors has vectors for ", *says)
+
+
+REFUSALS = [
+    of_config("no file of names", "model.head.kind=cosine starts from the vectors of the label names"),
+    of_config("a missing file", "cannot read v.safetensors", model__head__names="v.safetensors"),
+    of_vectors("vectors of another backbone", "dinov2, and the backbone is tiny; encode", backbone="dinov2"),
+    of_vectors("vectors of other weights", "other weights of tiny than these; encode", fingerprint="ab"),
+]
+
+
+@each(REFUSALS)
+def test_refusals(case, tmp_path):
+    case.check(tmp_path)
