@@ -76,7 +76,8 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
     Raises:
       UserError: the checkpoint is neither a whole model nor a head. Or the head in its code reads other tokens than the
-        head of the model. Or its shapes do not fit the model, for instance because the number of labels differs.
+        head of the model. Or its shapes do not fit the model, for instance because the number of labels differs. The
+        model is then unchanged.
     """
     mapped = map_file(path, whole_model=True)
     if problem := _find_contradiction(model, mapped):
@@ -84,9 +85,15 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
     if mapped.layout.is_head:
         mapped = replace(mapped, layout=replace(mapped.layout, optional=(r"(?!head/).*",)))
     table = mapped.values.get(POSITION_TABLE)
-    if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
-        model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))
-    return fill(model, mapped)
+    if not isinstance(model.backbone, ViT) or table is None or not _is_table(table, model.backbone.shape.width):
+        return fill(model, mapped)
+    own = model.backbone.pos_embed
+    model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))
+    try:
+        return fill(model, mapped)
+    except UserError:
+        model.backbone.pos_embed = own
+        raise
 
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:

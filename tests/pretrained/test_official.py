@@ -13,6 +13,7 @@ from helpers.twins import error
 from safetensors.numpy import load_file
 
 from mlmoe_jax.config import load_config
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import LoadReport
 from mlmoe_jax.pretrained.official import (
@@ -135,6 +136,17 @@ def test_a_position_table_resampled_by_the_code_is_loaded(tmp_path):
     expected = tensors["img_encoder.pos_embed"] + np.asarray(model.backbone.patch_embed.bias[...])
     np.testing.assert_allclose(embedded[0, 1:], expected[0, 1:], atol=1e-6)
     assert np.array_equal(official_tensors(model)[1]["img_encoder.pos_embed"], tensors["img_encoder.pos_embed"])
+
+
+def test_a_refused_file_leaves_the_position_table(tmp_path):
+    name = "ML-VPT on MAE"
+    tensors, model = random_tensors(name), make_model(name)
+    tensors["img_encoder.pos_embed"] = np.zeros((1, 1 + 36, 48), np.float32)
+    del tensors["img_encoder.norm.bias"]
+    before = values_of(model)
+    with pytest.raises(UserError, match="no tensor for backbone/norm/bias"):
+        load_official(model, write(tmp_path / "weights.npz", tensors))
+    assert_equal(model, before)
 
 
 def test_masks_missing_in_a_file_are_unchanged(tmp_path):
