@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,9 +177,9 @@ def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
     return LoadReport(mapped.layout.name, tuple(sorted(values)), mapped.unused, missing, mapped.layout.sorted_labels)
 
 
-def recognize(names: Collection[str]) -> Layout | None:
+def recognize(names: Collection[str], layouts: Sequence[Layout] = LAYOUTS) -> Layout | None:
     """Return the layout to which the tensor names of a file belong, or None if there is no such layout."""
-    return next((layout for layout in LAYOUTS if _find_wrapper(names, layout) is not None), None)
+    return next((layout for layout in layouts if _find_wrapper(names, layout) is not None), None)
 
 
 def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
@@ -195,7 +195,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     rules: dict[str, Rule] = {}
     wrapper, unused = _find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
-        found = _find_rule(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else None
+        found = find_rule(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else None
         if found is None:
             unused.append(name)
             continue
@@ -219,7 +219,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     return MappedFile(path, layout, wrapper, values, may_reshape, tuple(unused))
 
 
-def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
+def find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
     """Return the first rule of a layout that matches a tensor name, and the match; None if no rule matches."""
     for rule in layout.rules:
         if match := re.fullmatch(rule.pattern, name):

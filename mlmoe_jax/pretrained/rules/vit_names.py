@@ -214,17 +214,24 @@ def as_position_table(tensor: np.ndarray) -> np.ndarray:
     return tensor[None]
 
 
-def _hugging_face_tower() -> tuple[Rule, ...]:
-    """Return the rules that the vision towers of CLIP and SigLIP in transformers have in common."""
+def hugging_face_blocks() -> tuple[Rule, ...]:
+    """Return the rules of the blocks that all towers of CLIP and SigLIP in transformers have in common."""
     layer = r"encoder\.layers\.(\d+)"
     return (
-        Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(r"embeddings\.patch_embedding\.bias", "patch_embed/bias"),
-        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", as_position_table),
         *norm_rules(rf"{layer}\.layer_norm([12])", r"blocks/\1/norm\2"),
         *fuse_rules(rf"{layer}\.self_attn\.PART_proj\.", names=("q", "k", "v")),
         *linear_rules(rf"{layer}\.self_attn\.out_proj", r"blocks/\1/attn/proj"),
         *linear_rules(rf"{layer}\.mlp\.(fc[12])", r"blocks/\1/mlp/\2"),
+    )
+
+
+def _hugging_face_tower() -> tuple[Rule, ...]:
+    """Return the rules that the vision towers of CLIP and SigLIP in transformers have in common."""
+    return (
+        Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
+        Rule(r"embeddings\.patch_embedding\.bias", "patch_embed/bias"),
+        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", as_position_table),
+        *hugging_face_blocks(),
         *norm_rules("post_layernorm", "norm"),
     )
 
@@ -242,7 +249,18 @@ HUGGING_FACE_CLIP = Layout(
     ignored=(*_TOWER_BESIDE, r"(?:visual|text)_projection\.weight"),
 )
 
-_RESBLOCK = r"transformer\.resblocks\.(\d+)"
+
+def openclip_blocks() -> tuple[Rule, ...]:
+    """Return the rules of the blocks that both towers of CLIP have in common in OpenCLIP, and in OpenAI's code."""
+    block = r"transformer\.resblocks\.(\d+)"
+    return (
+        *norm_rules(rf"{block}\.ln_([12])", r"blocks/\1/norm\2"),
+        *attention_rules(rf"{block}\.attn", r"blocks/\1/attn"),
+        *linear_rules(rf"{block}\.mlp\.c_fc", r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{block}\.mlp\.c_proj", r"blocks/\1/mlp/fc2"),
+    )
+
+
 OPENCLIP = Layout(
     "openclip",
     "visual.ln_pre.weight",
@@ -252,10 +270,7 @@ OPENCLIP = Layout(
             Rule("positional_embedding", "pos_embed", as_position_table),
             Rule(r"conv1\.weight", "patch_embed/kernel", patch_kernel),
             *norm_rules("ln_pre", "norm_pre"),
-            *norm_rules(rf"{_RESBLOCK}\.ln_([12])", r"blocks/\1/norm\2"),
-            *attention_rules(rf"{_RESBLOCK}\.attn", r"blocks/\1/attn"),
-            *linear_rules(rf"{_RESBLOCK}\.mlp\.c_fc", r"blocks/\1/mlp/fc1"),
-            *linear_rules(rf"{_RESBLOCK}\.mlp\.c_proj", r"blocks/\1/mlp/fc2"),
+            *openclip_blocks(),
             *norm_rules("ln_post", "norm"),
         ),
         r"visual\.",

@@ -1,0 +1,90 @@
+"""The text towers of SigLIP 2 (Tschannen et al., 2025; SigLIP: Zhai et al., ICCV 2023).
+
+A bidirectional transformer over exactly 64 tokens. The vector of a text is the output at the last of them, which is
+padding for most texts, after a linear layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+from flax import nnx
+
+from mlmoe_jax.models.backbones.vit_entries import VITS
+from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
+from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
+
+
+@dataclass(frozen=True)
+class SiglipTextShape(TextShape):
+    """The architecture of SigLIP's text tower.
+
+    Attributes:
+      output: E, the width of the vectors.
+    """
+
+    output: int
+
+    def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> SiglipText:
+        return SiglipText(self, dtype=dtype, rngs=rngs)
+
+
+class SiglipText(TextTower):
+    """SigLIP's text tower; see TextTower. The tokens must be padded to the length of the shape, as in training."""
+
+    def __init__(self, shape: SiglipTextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(shape, Similarity(bias=True), dtype=dtype, rngs=rngs)
+        self.proj = nnx.Linear(shape.width, shape.output, dtype=dtype, rngs=rngs)
+
+    def mask(self, valid: jax.Array) -> None:
+        """Return None: every token attends to every other, also to padding, on which the towers were trained."""
+        return None
+
+    def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
+        """Return the output at the last token, padding or not, after the linear layer.
+
+        Raises ValueError if the tokens are not padded to the length of the shape.
+        """
+        if tokens.shape[1] != self.shape.length:
+            raise ValueError(f"SigLIP reads {self.shape.length} tokens with padding, not {tokens.shape[1]}")
+        return self.proj(tokens[:, -1])
+
+
+TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
+_FORMAT = TokenFormat(padding="<pad>", end="<eos>", text="canonical")
+# All towers of SigLIP 2 have the tokens of Gemma.
+_TOKENIZER = "siglip2-base-patch16-224/tokenizer.json"
+_SIZES = {"vitb16": (768, 12, 12, 3072), "vitl16": (1024, 24, 16, 4096), "so400m14": (1152, 27, 16, 4304)}
+
+
+def _entry(backbone: str) -> TextEntry:
+    """Return the entry of the text tower in the file of a backbone."""
+    vision = VITS[backbone]
+    width, depth, heads, hidden = _SIZES[backbone.split("_")[1]]
+    shape = SiglipTextShape(
+        width=width,
+        depth=depth,
+        heads=heads,
+        hidden=hidden,
+        length=64,
+        vocabulary=256_000,
+        mlp="gelu_tanh",
+        eps=1e-6,
+        output=vision.shape.width,
+    )
+    return TextEntry(
+        shape,
+        vision.file,
+        vision.address,
+        vision.license,
+        _TOKENIZER,
+        "https://huggingface.co/google/siglip2-base-patch16-224/resolve/main/tokenizer.json",
+        _FORMAT,
+        TEMPLATES,
+        contrast=False,
+    )
+
+
+SIGLIP_TEXTS: dict[str, TextEntry] = {name: _entry(name) for name in VITS if name.startswith("siglip2_")}

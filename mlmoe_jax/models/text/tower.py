@@ -1,0 +1,120 @@
+"""What text towers have in common: tables of tokens and positions, pre-norm blocks, and a pooled vector per text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.layers.recompute import LayerNorm
+from mlmoe_jax.models.layers.transformer import Block
+
+TOKEN_TABLE = "token_embed"  # the parameter f32[V,D], a row per token of the vocabulary
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """The architecture of a text tower. Each family adds the sizes of its output.
+
+    Attributes:
+      width: D.
+      depth: number of blocks.
+      heads: number of attention heads.
+      hidden: hidden width of the MLPs.
+      length: the most tokens of a text, start, end and padding included.
+      vocabulary: V, the number of rows of the table of tokens.
+      mlp: a key of layers.transformer.MLPS.
+      eps: epsilon of LayerNorm.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    length: int
+    vocabulary: int
+    mlp: str
+    eps: float
+
+    def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> TextTower:
+        """Build the tower with random weights."""
+        raise NotImplementedError
+
+    def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
+        """Build one block with random weights."""
+        return Block(
+            self.width,
+            self.heads,
+            self.hidden,
+            mlp=self.mlp,
+            eps=self.eps,
+            layer_scale=None,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+
+class Similarity(nnx.Module):
+    """The parameters with which a family compares an image with a text: scale · cos(P·image, text) + bias.
+
+    They belong to neither tower, and are stored beside both.
+
+    Args:
+      bias: whether there is a bias. If not, it is 0.
+      projection: (W, E), the shape of P, from the pooled feature of the backbone to the vectors of texts. None: the
+        feature is compared as it is.
+    """
+
+    def __init__(self, *, bias: bool, projection: tuple[int, int] | None = None):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.bias = nnx.Param(jnp.zeros(())) if bias else None
+        self.projection = None if projection is None else nnx.Param(jnp.zeros(projection))
+
+
+class TextTower(nnx.Module):
+    """A transformer over the tokens of a text. A family says which tokens see one another, and which become the vector.
+
+    Args:
+      shape: the architecture.
+      similarity: the parameters of the comparison with images, kept in the same file.
+      dtype: type of the matmuls and of their inputs and outputs inside a block; None = float32.
+      rngs: for the weights.
+    """
+
+    def __init__(self, shape: TextShape, similarity: Similarity, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        self.shape = shape
+        self.similarity = similarity
+        normal = nnx.initializers.truncated_normal(0.02)
+        self.token_embed = nnx.Param(normal(rngs.params(), (shape.vocabulary, shape.width)))
+        self.pos_embed = nnx.Param(normal(rngs.params(), (shape.length, shape.width)))
+        self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
+        self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
+        """Return a vector f32[n,E] per text. It is not normalized.
+
+        Args:
+          tokens: i32[n,t], rows of the table of tokens; t is at most the length of the shape.
+          valid: bool[n,t], False for padding.
+        """
+        embedded = self.embed(tokens, valid)
+        mask = self.mask(valid)
+        for block in self.blocks:
+            embedded = block(embedded, mask=mask)
+        return self.pool(self.norm(embedded), tokens, valid)
+
+    def embed(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
+        """Return the input f32[n,t,D] of the first block."""
+        return self.token_embed[tokens] + self.pos_embed[: tokens.shape[1]]
+
+    def mask(self, valid: jax.Array) -> np.ndarray | jax.Array | None:
+        """Return which tokens (rows) may attend to which (columns), as `layers.softmax_attention.attend` takes it."""
+        raise NotImplementedError
+
+    def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
+        """Return the vector f32[n,E] of the normalized output `tokens` f32[n,t,D] for the token numbers `ids`."""
+        raise NotImplementedError

@@ -1,0 +1,69 @@
+"""Layouts of text towers: SigLIP, CLIP in transformers, and OpenCLIP. Their files have the vision tower too."""
+
+import numpy as np
+
+from mlmoe_jax.models.text.tower import TOKEN_TABLE
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules, nest, norm_rules, transpose
+from mlmoe_jax.pretrained.rules.vit_names import hugging_face_blocks, openclip_blocks
+
+SCALE, BIAS, PROJECTION = "similarity/scale", "similarity/bias", "similarity/projection"
+
+
+def as_number(tensor: np.ndarray) -> np.ndarray:
+    """Reshape [1] or [] to []."""
+    return tensor.reshape(())
+
+
+def as_scale(tensor: np.ndarray) -> np.ndarray:
+    """Return the scale f32[] of similarities, of which the file has the logarithm as [1] or []."""
+    return np.exp(tensor.astype(np.float32)).reshape(())
+
+
+def _hugging_face_tower() -> tuple[Rule, ...]:
+    """Return the rules that the text towers of CLIP and SigLIP in transformers have in common."""
+    tower = (
+        Rule(r"embeddings\.token_embedding\.weight", TOKEN_TABLE),
+        Rule(r"embeddings\.position_embedding\.weight", "pos_embed"),
+        *hugging_face_blocks(),
+        *norm_rules("final_layer_norm", "norm"),
+    )
+    return (*nest(tower, r"text_model\.", ""), Rule("logit_scale", SCALE, as_scale))
+
+
+# The vision tower, and the indices of positions in older files.
+_BESIDE = (r"vision_model\..*", r"text_model\.embeddings\.position_ids")
+HUGGING_FACE_SIGLIP_TEXT = Layout(
+    "hugging_face_siglip_text",
+    "text_model.head.weight",
+    (
+        *_hugging_face_tower(),
+        *linear_rules(r"text_model\.head", "proj"),
+        Rule("logit_bias", BIAS, as_number),
+    ),
+    ignored=_BESIDE,
+)
+HUGGING_FACE_CLIP_TEXT = Layout(
+    "hugging_face_clip_text",
+    "text_projection.weight",
+    (
+        *_hugging_face_tower(),
+        Rule(r"text_projection\.weight", "proj/kernel", transpose),
+        Rule(r"visual_projection\.weight", PROJECTION, transpose),
+    ),
+    ignored=_BESIDE,
+)
+OPENCLIP_TEXT = Layout(
+    "openclip_text",
+    "ln_final.weight",
+    (
+        Rule(r"token_embedding\.weight", TOKEN_TABLE),
+        Rule("positional_embedding", "pos_embed"),
+        *openclip_blocks(),
+        *norm_rules("ln_final", "norm"),
+        Rule("text_projection", "proj/kernel"),
+        Rule(r"visual\.proj", PROJECTION),
+        Rule("logit_scale", SCALE, as_scale),
+    ),
+    ignored=(r"visual\..*", "attn_mask", r"input_resolution|context_length|vocab_size"),
+)
+TEXT_LAYOUTS = (HUGGING_FACE_SIGLIP_TEXT, HUGGING_FACE_CLIP_TEXT, OPENCLIP_TEXT)

@@ -1,0 +1,133 @@
+"""Turn texts into the tokens of a text tower, by the published file of its tokenizer.
+
+The packages are in the extra `text`: tokenizers reads `tokenizer.json`, and sentencepiece reads `tokenizer.model`.
+"""
+
+import importlib
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.text.entry import TextEntry
+from mlmoe_jax.runtime.files import damage_explained, open_regular
+
+_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
+
+
+def canonical(text: str) -> str:
+    """Return a text in the form on which SigLIP is evaluated: lower case, no punctuation, single spaces.
+
+    An underscore is a space (canonicalize_text of big_vision, evaluators/proj/image_text/prompt_engineering.py).
+    """
+    words = text.lower().translate(_PUNCTUATION).split()
+    return " ".join(words)
+
+
+# How a family changes a text before it is split: the values of `TokenFormat.text`.
+TEXTS: dict[str, Callable[[str], str]] = {"unchanged": str, "lower": str.lower, "canonical": canonical}
+
+
+class Tokenizer:
+    """A tokenizer of texts for one text tower.
+
+    Args:
+      entry: the text tower, its length and what it does with a text.
+      split: splits a text into the numbers of its tokens, without start, end and padding.
+      numbers: the number of a special token by its name.
+    """
+
+    def __init__(self, entry: TextEntry, split: Callable[[str], list[int]], numbers: Callable[[str], int]):
+        self.length = entry.shape.length
+        self._change = TEXTS[entry.format.text]
+        self._split = split
+        self._start = [numbers(entry.format.start)] if entry.format.start else []
+        self._end = [numbers(entry.format.end)] if entry.format.end else []
+        self._padding = numbers(entry.format.padding)
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens i32[n,t] of texts, and bool[n,t], False for padding. t is the length of the tower.
+
+        A text that is too long loses its last tokens, and keeps the end token; see `is_cut`.
+        """
+        tokens = np.full((len(texts), self.length), self._padding, np.int32)
+        valid = np.zeros(tokens.shape, bool)
+        for row, text in enumerate(texts):
+            kept = self._split(self._change(text))[: self._room()]
+            kept = [*self._start, *kept, *self._end]
+            tokens[row, : len(kept)] = kept
+            valid[row, : len(kept)] = True
+        return tokens, valid
+
+    def is_cut(self, text: str) -> bool:
+        """Return whether a text has more tokens than the tower reads."""
+        return len(self._split(self._change(text))) > self._room()
+
+    def _room(self) -> int:
+        """Return the most tokens of a text without start and end."""
+        return self.length - len(self._start) - len(self._end)
+
+
+def open_tokenizer(path: Path, entry: TextEntry) -> Tokenizer:
+    """Read the file of a tokenizer, `tokenizer.json` or `tokenizer.model`.
+
+    Args:
+      path: the file.
+      entry: the text tower whose tokens it makes.
+
+    Raises:
+      UserError: the file is damaged, or belongs to another text tower. Or the extra `text` is not installed.
+    """
+    opened = _open_sentencepiece(path) if path.suffix == ".model" else _open_json(path)
+    split, size, number = opened
+
+    def require(token: str) -> int:
+        found = number(token)
+        if found is None:
+            raise UserError(f"{path} is the tokenizer of another model: it has no token {token}")
+        return found
+
+    tokenizer = Tokenizer(entry, split, require)
+    # A table may have a few rows that no token has.
+    if not 0.99 * entry.shape.vocabulary <= size <= entry.shape.vocabulary:
+        expected = f"{size} tokens instead of {entry.shape.vocabulary}"
+        raise UserError(f"{path} is the tokenizer of another model: it has {expected}")
+    return tokenizer
+
+
+Opened = tuple[Callable[[str], list[int]], int, Callable[[str], int | None]]  # split, number of tokens, token -> number
+
+
+def _open_json(path: Path) -> Opened:
+    library = _import("tokenizers")
+    with damage_explained(path), open_regular(path) as file:
+        tokenizer = library.Tokenizer.from_buffer(file.read())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    split = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+    return split, tokenizer.get_vocab_size(), tokenizer.token_to_id
+
+
+def _open_sentencepiece(path: Path) -> Opened:
+    library = _import("sentencepiece")
+    with damage_explained(path), open_regular(path) as file:
+        model = library.SentencePieceProcessor(model_proto=file.read())
+
+    def number(token: str) -> int | None:
+        found = model.piece_to_id(token)
+        return found if model.id_to_piece(found) == token else None  # an unknown token has the number of <unk>
+
+    return model.encode, model.get_piece_size(), number
+
+
+def _import(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"labels by name need the package {package}; in the folder with pyproject.toml, run "
+            'pip install -e ".[text]"'
+        ) from error

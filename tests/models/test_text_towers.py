@@ -1,0 +1,277 @@
+"""Text towers, from published files to scores, against transformers, and what a tower must not do."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers.drawn import drawn
+from helpers.paths import PARITY
+from helpers.text_towers import BACKBONES, arrays_of, small_entry, weights_file
+from helpers.twins import below, error
+
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.layers.transformer import MLPS
+from mlmoe_jax.models.params import named_variables
+from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
+from mlmoe_jax.pretrained.load import apply_rules, load_weights, recognize
+from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
+from mlmoe_jax.pretrained.text_towers import load_text_tower
+from tools.parity import text_towers as twins
+from tools.parity import vit
+
+TOLERANCE = 2e-5
+VISION = {"width": 16, "depth": 1, "heads": 2, "patch": 7, "native": 28, "mlp_ratio": 1.5}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_products():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def loaded(folder: Path, name: str):
+    """The tower of a twin, the arrays of the twin, and its texts in the numbers of the tower."""
+    arrays = arrays_of(name)
+    tower, tokens = load_text_tower(small_entry(name).shape, weights_file(folder, name), arrays["tokens"])
+    return tower, arrays, tokens
+
+
+@jax.jit
+def vectors_of(tower, tokens, valid):
+    return tower(tokens, valid)
+
+
+# ------------------------------------------------------------------------------------------------- against transformers
+@pytest.mark.parametrize("name", twins.TOWERS)
+def test_vectors_are_those_of_transformers(tmp_path, name):
+    """Blank texts and one that was cut are among them."""
+    tower, arrays, tokens = loaded(tmp_path, name)
+    vectors = vectors_of(tower, tokens, arrays["valid"])
+    assert error(vectors, arrays["vectors"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", twins.TOWERS)
+def test_scores_of_images_are_those_of_transformers(tmp_path, name):
+    """The image tower of the same file, the projection, the scale and the bias: `logits_per_image`."""
+    tower, arrays, tokens = loaded(tmp_path, name)
+    entry, similarity = catalog.entry(BACKBONES[name]).shape, tower.similarity
+    settings = {key: getattr(entry, key) for key in ("mlp", "eps", "patch_bias", "pre_norm", "class_token")}
+    vision = nnx.eval_shape(lambda: ViT(ViTShape(**VISION, **settings), rngs=nnx.Rngs(0)))
+    load_weights(vision, tmp_path / "model.safetensors")
+    features = vision(jnp.asarray(vit.image(3, 4, 4))).cls
+    if similarity.projection is not None:
+        features = features @ similarity.projection[...]
+    vectors = vectors_of(tower, tokens, arrays["valid"])
+    image, text = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (features, vectors))
+    bias = 0 if similarity.bias is None else similarity.bias[...]
+    scores = similarity.scale[...] * image @ text.T + bias
+    assert error(scores, arrays["scores"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", twins.TOWERS)
+def test_gradients_are_those_of_transformers(tmp_path, name):
+    tower, arrays, tokens = loaded(tmp_path, name)
+    definition, state = nnx.split(tower)
+    weights = twins.weighted(arrays["vectors"].shape[1])
+
+    def number(state):
+        return jnp.sum(nnx.merge(definition, state)(tokens, arrays["valid"]) @ weights)
+
+    found = nnx.to_flat_state(jax.jit(jax.grad(number))(state))
+    ours = {"/".join(map(str, path)): variable[...] for path, variable in found}
+    layout = next(layout for layout in TEXT_LAYOUTS if layout.name.startswith(f"hugging_face_{name[:4]}"))
+    key = "text_model.encoder.layers.0.self_attn.q_proj.weight"
+    theirs = below(arrays, "gradient/")
+    query = theirs.pop(key)
+    assert error(ours["blocks/0/attn/qkv/kernel"][:, : len(query)], query.T) < 1e-4
+    rows = np.unique(arrays["tokens"])
+    for path, reference in apply_rules(Path(name), theirs, layout).values.items():
+        others = np.delete(reference, rows, axis=0) if path == "token_embed" else np.zeros(1)
+        assert not others.any()
+        assert error(ours[path], reference[rows] if path == "token_embed" else reference) < 1e-4
+
+
+FULL, SMALL = tuple(twins.FULL), ("clip_vitb16", "siglip2_vitb16_224")
+
+
+@pytest.mark.parametrize(
+    "backbone", [pytest.param(n, marks=() if n in SMALL else pytest.mark.slow) for n in twins.FULL]
+)
+def test_names_and_parameters_are_those_of_the_source(backbone):
+    source = json.loads((PARITY / "text_towers.json").read_text())[backbone]
+    shape = text_entry(backbone).shape
+    variables = named_variables(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))), nnx.Param)
+    ours = {path: variable.shape for path, (_, variable) in variables.items() if "similarity" not in path}
+    assert sum(map(math.prod, ours.values())) == source["parameters"]
+    tensors = {
+        key.replace("*", str(index)): np.broadcast_to(np.float32(0), sizes)
+        for key, sizes in source["tensors"].items()
+        for index in range(shape.depth if "*" in key else 1)
+    }
+    mapped = apply_rules(Path(backbone), tensors, recognize(tensors, TEXT_LAYOUTS))
+    assert {path: value.shape for path, value in mapped.values.items()} == ours
+    assert not mapped.unused
+
+
+def test_the_published_numbers_of_parameters():
+    """OpenCLIP's docs/model_profile.csv has 63.43 M and 123.65 M for CLIP, projection included."""
+    counts = json.loads((PARITY / "text_towers.json").read_text())
+    assert [counts[name]["parameters"] for name in ("clip_vitb16", "clip_vitl14")] == [63_428_096, 123_650_304]
+    assert counts["siglip2_vitb16_224"]["parameters"] == 282_303_744
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+def openclip(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors of CLIP in transformers under the names of OpenCLIP."""
+    tensors = dict(tensors)
+    joined = {}
+    for tower in ("text_model", "vision_model"):
+        for index in range(twins.SIZES["depth"] if tower == "text_model" else 1):
+            layer = f"{tower}.encoder.layers.{index}.self_attn"
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"{layer}.{part}_proj.{kind}") for part in "qkv"]
+                joined[f"{layer}.in_proj_{kind}"] = np.concatenate(parts)
+    names = (
+        (r"encoder\.layers\.(\d+)\.self_attn", r"transformer.resblocks.\1.attn"),
+        (r"encoder\.layers\.(\d+)\.layer_norm", r"transformer.resblocks.\1.ln_"),
+        (r"encoder\.layers\.(\d+)\.mlp\.fc1", r"transformer.resblocks.\1.mlp.c_fc"),
+        (r"encoder\.layers\.(\d+)\.mlp\.fc2", r"transformer.resblocks.\1.mlp.c_proj"),
+        (r"embeddings\.token_embedding", "token_embedding"),
+        (r"embeddings\.position_embedding\.weight", "positional_embedding"),
+        (r"embeddings\.class_embedding", "class_embedding"),
+        (r"embeddings\.patch_embedding", "conv1"),
+        (r"pre_layrnorm", "ln_pre"),
+        (r"post_layernorm", "ln_post"),
+        (r"final_layer_norm", "ln_final"),
+        (r"^text_projection\.weight", "text_projection"),
+        (r"^visual_projection\.weight", "visual.proj"),
+        (r"^vision_model\.", "visual."),
+        (r"^text_model\.", ""),
+    )
+    renamed = {}
+    for name, value in (tensors | joined).items():
+        for old, new in names:
+            name = re.sub(old, new, name)
+        renamed[name] = value.T if name in ("text_projection", "visual.proj") else value
+    return renamed
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
+def test_openclip_files_have_the_same_tower(tmp_path, suffix):
+    tower, arrays, tokens = loaded(tmp_path, "clip_gelu")
+    tensors = {key: np.ascontiguousarray(x) for key, x in openclip(below(arrays, "weights/")).items()}
+    path = tmp_path / f"open_clip_model.{suffix}"
+    if suffix == "npz":
+        np.savez(path, **tensors)
+    else:
+        from safetensors.numpy import save_file
+
+        save_file(tensors, path)
+    other, again = load_text_tower(small_entry("clip_gelu").shape, path, arrays["tokens"])
+    np.testing.assert_array_equal(again, tokens)
+    for ours, theirs in zip(*(jax.tree.leaves(nnx.state(x)) for x in (other, tower)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_only_the_rows_of_the_tokens_that_occur_are_read(tmp_path):
+    tower, arrays, tokens = loaded(tmp_path, "siglip2")
+    rows = np.unique(arrays["tokens"])
+    assert tower.token_embed.shape == (len(rows), 16)
+    assert len(rows) < twins.VOCABULARY / 2
+    np.testing.assert_array_equal(rows[tokens], arrays["tokens"])
+    whole = arrays["weights/text_model.embeddings.token_embedding.weight"].astype(np.float32)
+    np.testing.assert_array_equal(tower.token_embed[...], whole[rows])
+
+
+# --------------------------------------------------------------------------------------------------------------- traps
+def padded_to(length: int, arrays, tokens):
+    return tokens[:, :length], arrays["valid"][:, :length]
+
+
+def test_siglip_needs_all_64_tokens(tmp_path):
+    """Padded to the longest text only, the vectors would be others."""
+    tower, arrays, tokens = loaded(tmp_path, "siglip2")
+    short = arrays["valid"].sum(1) < 10
+    with pytest.raises(ValueError, match="SigLIP reads 64 tokens with padding, not 10"):
+        tower(*(x[short] for x in padded_to(10, arrays, tokens)))
+
+
+def test_siglip_attends_to_padding(tmp_path):
+    """With a mask over the padding, the vectors would be others."""
+    tower, arrays, tokens = loaded(tmp_path, "siglip2")
+    vectors = vectors_of(tower, tokens, arrays["valid"])
+    np.testing.assert_array_equal(vectors, vectors_of(tower, tokens, np.ones_like(arrays["valid"])))
+    padding = np.flatnonzero(~arrays["valid"].all(0))[-2]
+    changed = tokens.copy()
+    changed[:, padding] = tokens[10, 0]
+    assert error(vectors_of(tower, changed, arrays["valid"]), np.asarray(vectors)) > 1e-3
+
+
+def test_clip_ends_at_the_first_end_token(tmp_path):
+    """What follows the end token, such as OpenCLIP's padding with 0 or a second end token, changes nothing."""
+    tower, arrays, tokens = loaded(tmp_path, "clip_gelu")
+    vectors = np.asarray(vectors_of(tower, tokens, arrays["valid"]))
+    zeros = np.where(arrays["valid"], tokens, 0)
+    assert error(vectors_of(tower, zeros, arrays["valid"]), vectors) < 1e-6
+    length = int(arrays["valid"][:9].sum(1).max())
+    short = padded_to(length, arrays, tokens)
+    assert error(vectors_of(tower, *(x[:9] for x in short)), vectors[:9]) < TOLERANCE
+    start = np.where(tokens == tokens[0, 1], tokens[0, 0], tokens)  # without an end token, another place is read
+    assert error(vectors_of(tower, start, arrays["valid"]), vectors) > 1e-2
+
+
+def test_a_token_of_clip_sees_no_later_token(tmp_path):
+    tower, _, tokens = loaded(tmp_path, "clip_gelu")
+    seen = jax.vjp(lambda table: run_on(tower, table, tokens[10:11]), tower.token_embed[...])[1]
+    end = tokens[10].argmax()
+    slope = seen(jnp.ones((1, twins.SIZES["output"])))[0]
+    used = set(np.flatnonzero(np.abs(slope).sum(1)))
+    assert used == set(tokens[10, : end + 1])
+
+
+def run_on(tower, table, tokens):
+    definition, state = nnx.split(tower)
+    state["token_embed"] = state["token_embed"].replace(table)
+    return nnx.merge(definition, state)(tokens, np.ones(tokens.shape, bool))
+
+
+def test_every_family_has_its_activation():
+    """The exact GELU in OpenCLIP, Hendrycks' approximation in OpenAI's CLIP, and tanh in SigLIP."""
+    kinds = {name: entry.shape.mlp for name, entry in TEXT_CATALOG.items()}
+    families = {"clip_": "quick_gelu", "openclip_": "gelu", "siglip2_": "gelu_tanh"}
+    for prefix, mlp in families.items():
+        assert {kind for name, kind in kinds.items() if name.startswith(prefix)} == {mlp}
+    assert set(kinds.values()) <= set(MLPS)
+
+
+@pytest.mark.parametrize("name", twins.TOWERS)
+def test_the_activations_differ_by_more_than_the_tolerance(tmp_path, name):
+    """So that the comparison with transformers shows a wrong one."""
+    tower, arrays, tokens = loaded(tmp_path, name)
+    other = drawn(lambda: MLPS["gelu" if name != "clip_gelu" else "gelu_tanh"](2, 2, rngs=nnx.Rngs(0))).activation
+    for block in tower.blocks:
+        block.mlp.activation = other
+    assert error(vectors_of(tower, tokens, arrays["valid"]), arrays["vectors"]) > 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("backbone", TEXT_CATALOG)
+def test_a_tower_is_published_with_its_backbone(backbone):
+    entry, vision = text_entry(backbone), catalog.entry(backbone)
+    assert all("{}" in template for template in entry.templates)
+    assert entry.license
+    assert entry.address.endswith(entry.file.rpartition("/")[2])
+    folder, _, file = entry.tokenizer.partition("/")
+    assert re.fullmatch(rf"https://huggingface\.co/\w+/{folder}/resolve/main/{file}", entry.tokenizer_address)
+    similarity = nnx.eval_shape(lambda: replace(entry.shape, depth=1).build(rngs=nnx.Rngs(0))).similarity
+    width = vision.shape.width
+    expected = None if similarity.projection is None else (width, entry.shape.output)
+    assert (similarity.projection and similarity.projection.shape) == expected
+    assert expected or entry.shape.output == width
