@@ -41,26 +41,32 @@ class Tokenizer:
     """
 
     def __init__(self, entry: TextEntry, split: Callable[[str], list[int]], numbers: Callable[[str], int]):
+        rules = entry.format
         self.length = entry.shape.length
-        self._change = TEXTS[entry.format.text]
+        self.fixed = rules.fixed
+        self._change = TEXTS[rules.text]
         self._split = split
-        self._start = [numbers(entry.format.start)] if entry.format.start else []
-        self._end = [numbers(entry.format.end)] if entry.format.end else []
-        self._padding = numbers(entry.format.padding)
+        self._start = [numbers(rules.start)] if rules.start else []
+        self._end = [numbers(rules.end)] if rules.end else []
+        self._padding = numbers(rules.padding)
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens i32[n,t] of texts, and bool[n,t], False for padding. t is the length of the tower.
+        """Return the tokens i32[n,t] of n > 0 texts, and bool[n,t], False for padding.
 
+        t is the length of the tower if the tower reads padding, and otherwise the number of tokens of the longest text.
         A text that is too long loses its last tokens, and keeps the end token; see `is_cut`.
         """
-        tokens = np.full((len(texts), self.length), self._padding, np.int32)
-        valid = np.zeros(tokens.shape, bool)
-        for row, text in enumerate(texts):
-            kept = self._split(self._change(text))[: self._room()]
-            kept = [*self._start, *kept, *self._end]
-            tokens[row, : len(kept)] = kept
-            valid[row, : len(kept)] = True
+        rows = [self._encode(text) for text in texts]
+        counts = np.array([len(row) for row in rows])
+        length = self.length if self.fixed else max(counts.max(), 1)
+        valid = np.arange(length) < counts[:, None]
+        tokens = np.full(valid.shape, self._padding, np.int32)
+        tokens[valid] = np.concatenate(rows)
         return tokens, valid
+
+    def _encode(self, text: str) -> list[int]:
+        kept = self._split(self._change(text))[: self._room()]
+        return [*self._start, *kept, *self._end]
 
     def is_cut(self, text: str) -> bool:
         """Return whether a text has more tokens than the tower reads."""
@@ -81,8 +87,7 @@ def open_tokenizer(path: Path, entry: TextEntry) -> Tokenizer:
     Raises:
       UserError: the file is damaged, or belongs to another text tower. Or the extra `text` is not installed.
     """
-    opened = _open_sentencepiece(path) if path.suffix == ".model" else _open_json(path)
-    split, size, number = opened
+    split, size, number = _open_sentencepiece(path) if path.suffix == ".model" else _open_json(path)
 
     def require(token: str) -> int:
         found = number(token)
@@ -113,8 +118,9 @@ def _open_json(path: Path) -> Opened:
 
 def _open_sentencepiece(path: Path) -> Opened:
     library = _import("sentencepiece")
+    model = library.SentencePieceProcessor()
     with damage_explained(path), open_regular(path) as file:
-        model = library.SentencePieceProcessor(model_proto=file.read())
+        model.load_from_serialized_proto(file.read())
 
     def number(token: str) -> int | None:
         found = model.piece_to_id(token)

@@ -57,7 +57,7 @@ class ClipText(TextTower):
 
 # The seven of the authors' notebook, which together are about as good as all eighty of ImageNet (openai/CLIP,
 # notebooks/Prompt_Engineering_for_ImageNet.ipynb).
-TEMPLATES = (
+_TEMPLATES = (
     "itap of a {}.",
     "a bad photo of the {}.",
     "a origami {}.",
@@ -66,7 +66,8 @@ TEMPLATES = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-# OpenCLIP's towers have the same tokens. OpenCLIP pads with 0, transformers with the end token; no text sees it.
+# Tokens as in transformers. OpenCLIP's towers have the same, but its code pads with 0, which no text sees, and before
+# that repairs broken Unicode (ftfy) and HTML's character references.
 _FORMAT = TokenFormat(padding="<|endoftext|>", start="<|startoftext|>", end="<|endoftext|>")
 _TOKENIZER = "clip-vit-base-patch32/tokenizer.json"
 
@@ -94,7 +95,7 @@ def _entry(backbone: str, width: int, heads: int) -> TextEntry:
         _TOKENIZER,
         "https://huggingface.co/openai/clip-vit-base-patch32/resolve/main/tokenizer.json",
         _FORMAT,
-        TEMPLATES,
+        _TEMPLATES,
         contrast=True,
     )
 

@@ -12,15 +12,18 @@ class TokenFormat:
     """What a family does with a text before its tower reads it.
 
     Attributes:
-      padding: the token that fills a row up to the length of the tower.
+      padding: the token that fills a row after its text.
       start: the token before a text; empty = none.
       end: the token after a text, which a text that is too long keeps; empty = none.
+      fixed: whether every row is filled up to the length of the tower, which was trained to read padding. If not, rows
+        are as long as the longest text.
       text: a key of `pretrained.tokenizers.TEXTS`, how the text is changed first.
     """
 
     padding: str
     start: str = ""
     end: str = ""
+    fixed: bool = False
     text: str = "unchanged"
 
 

@@ -52,8 +52,8 @@ class SiglipText(TextTower):
         return self.proj(tokens[:, -1])
 
 
-TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
-_FORMAT = TokenFormat(padding="<pad>", end="<eos>", text="canonical")
+_TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
+_FORMAT = TokenFormat(padding="<pad>", end="<eos>", fixed=True, text="canonical")
 # All towers of SigLIP 2 have the tokens of Gemma.
 _TOKENIZER = "siglip2-base-patch16-224/tokenizer.json"
 _SIZES = {"vitb16": (768, 12, 12, 3072), "vitl16": (1024, 24, 16, 4096), "so400m14": (1152, 27, 16, 4304)}
@@ -82,7 +82,7 @@ def _entry(backbone: str) -> TextEntry:
         _TOKENIZER,
         "https://huggingface.co/google/siglip2-base-patch16-224/resolve/main/tokenizer.json",
         _FORMAT,
-        TEMPLATES,
+        _TEMPLATES,
         contrast=False,
     )
 
