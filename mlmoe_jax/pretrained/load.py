@@ -33,7 +33,7 @@ LAYOUTS: tuple[Layout, ...] = (*PROMPT_LAYOUTS, *HEAD_LAYOUTS, *VIT_LAYOUTS, *CN
 # Possible prefixes of all names of a model: its position in a training state, DataParallel, and the name of the
 # backbone in MoCo v3, in a classifier of Hugging Face, or in a model with a text tower.
 _WRAPPERS = re.compile(
-    r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\."
+    r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\.|vision_encoder\."
     r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.|resnet\.|convnext\.)*"
 )
 _SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
@@ -195,22 +195,18 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     rules: dict[str, Rule] = {}
     wrapper, unused = _find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
-        found = find_rule(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else None
-        if found is None:
+        found = find_rules(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else []
+        if not found:
             unused.append(name)
             continue
-        rule, match = found
         require_finite(path, name, tensor)
-        target = match.expand(rule.target)
-        index = tuple(int(match.expand(number)) if isinstance(number, str) else number for number in rule.index)
-        if index in pieces[target]:
-            raise UserError(f"more than one tensor would become {target}, such as {name}")
-        try:
-            pieces[target][index] = rule.transform(tensor)
-        except (ValueError, IndexError) as error:
-            text = f"tensor {name} of shape {tensor.shape} does not fit the {layout.name} layout"
-            raise UserError(text) from error
-        rules[target] = rule
+        for rule, match in found:
+            target = match.expand(rule.target)
+            index = tuple(int(match.expand(number)) if isinstance(number, str) else number for number in rule.index)
+            if index in pieces[target]:
+                raise UserError(f"more than one tensor would become {target}, such as {name}")
+            pieces[target][index] = _convert(rule, name, tensor, layout)
+            rules[target] = rule
     try:
         values = {target: join_pieces(parts, rules[target].axes) for target, parts in pieces.items()}
     except ValueError as error:
@@ -219,12 +215,23 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     return MappedFile(path, layout, wrapper, values, may_reshape, tuple(unused))
 
 
-def find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
-    """Return the first rule of a layout that matches a tensor name, and the match; None if no rule matches."""
-    for rule in layout.rules:
-        if match := re.fullmatch(rule.pattern, name):
-            return rule, match
-    return None
+def find_rules(layout: Layout, name: str) -> list[tuple[Rule, re.Match[str]]]:
+    """Return the first rule of a layout that matches a tensor name, and all other rules with the same pattern.
+
+    Each comes with its match. The list is empty if no rule matches.
+    """
+    first = next((rule.pattern for rule in layout.rules if re.fullmatch(rule.pattern, name)), None)
+    found = [rule for rule in layout.rules if rule.pattern == first]
+    return [(rule, re.fullmatch(rule.pattern, name)) for rule in found]
+
+
+def _convert(rule: Rule, name: str, tensor: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return a tensor converted by a rule. `name` and `layout` are used in the UserError if its shape does not fit."""
+    try:
+        return rule.transform(tensor)
+    except (ValueError, IndexError) as error:
+        text = f"tensor {name} of shape {tensor.shape} does not fit the {layout.name} layout"
+        raise UserError(text) from error
 
 
 def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:

@@ -16,7 +16,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import TOKEN_TABLE, TextShape, TextTower
 from mlmoe_jax.pretrained.download import Unreachable, fetch
-from mlmoe_jax.pretrained.load import apply_rules, fill, find_rule, read_tensors, recognize
+from mlmoe_jax.pretrained.load import apply_rules, fill, find_rules, read_tensors, recognize
 from mlmoe_jax.pretrained.rules.base import Layout
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 from mlmoe_jax.pretrained.weights import find_weights
@@ -84,7 +84,7 @@ def _read(path: Path, rows: np.ndarray, vocabulary: int) -> tuple[Layout, dict[s
     with damage_explained(path), open_regular(path), safe_open(path, framework="numpy") as file:
         names = list(file.keys())
         layout = _recognize(path, names)
-        needed = {name: file.get_slice(name) for name in names if find_rule(layout, name)}
+        needed = {name: file.get_slice(name) for name in names if find_rules(layout, name)}
         tensors = {name: _take(path, layout, name, x, rows, vocabulary) for name, x in needed.items()}
         return layout, dict.fromkeys(names) | tensors
 
@@ -102,8 +102,7 @@ def _take(path: Path, layout: Layout, name: str, tensor: Any, rows: np.ndarray, 
 
     Raises UserError if the table does not have `vocabulary` rows.
     """
-    found = find_rule(layout, name)
-    if found is None or found[0].target != TOKEN_TABLE:
+    if not any(rule.target == TOKEN_TABLE for rule, _ in find_rules(layout, name)):
         return tensor[...]
     shape = tensor.shape if isinstance(tensor, np.ndarray) else tuple(tensor.get_shape())
     if len(shape) != 2 or shape[0] != vocabulary:

@@ -1,4 +1,4 @@
-"""Every method that works on a ViT, on a tiny DINOv3, SigLIP 2 and CLIP: forward and gradient steps from its config."""
+"""Every method that works on a ViT, on a tiny model of each further family: gradient steps from its config."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from helpers.methods import assert_frozen_values_stay_and_others_move, on_digits
 
 from mlmoe_jax.models.backbones import catalog
 
-FAMILIES = ("dinov3_vits16plus", "siglip2_vitb16_224", "clip_vitb16")
+FAMILIES = ("dinov3_vits16plus", "siglip2_vitb16_224", "clip_vitb16", "tipsv2_vitg14")
 METHODS = (
     "linear_probe",
     "vpt",

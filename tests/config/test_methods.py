@@ -142,7 +142,9 @@ def test_adapters_learn_beside_group_prompts_and_experts(reference, two_steps):
     assert_frozen_values_stay_and_others_move(before, after)
 
 
-@pytest.mark.parametrize("name", ["dinov3_vitb16", "siglip2_vitb16_224", "clip_vitb16", "openclip_vitl14_laion2b"])
+@pytest.mark.parametrize(
+    "name", ["dinov3_vitb16", "siglip2_vitb16_224", "clip_vitb16", "openclip_vitl14_laion2b", "tipsv2_vitb14"]
+)
 def test_backbones_that_the_papers_do_not_have_get_the_images_that_they_were_trained_with(name):
     entry = CATALOG[name]
     for method in ("mlvpt_dinov3", "linear_probe", "vpt", "mlmoe_dinov3", "q2l_resnet101"):

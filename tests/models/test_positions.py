@@ -3,10 +3,23 @@ import pytest
 from helpers.paths import PARITY
 from helpers.twins import error
 
-from mlmoe_jax.models.layers.positions import bicubic_weights, detr_positions, resample_positions, sine_positions
+from mlmoe_jax.models.layers.positions import (
+    CUBIC,
+    LINEAR,
+    detr_positions,
+    resample_positions,
+    resampling_weights,
+    sine_positions,
+)
 
 ARRAYS = np.load(PARITY / "positions.npz")
-KINDS = {"size": {}, "offset": {"offset": 0.1}, "size_antialias": {"antialias": True}}
+KINDS = {
+    "size": {},
+    "offset": {"offset": 0.1},
+    "size_antialias": {"antialias": True},
+    "linear": {"kernel": LINEAR},
+    "linear_antialias": {"kernel": LINEAR, "antialias": True},
+}
 
 
 @pytest.mark.parametrize("grid", [(3, 4), (8, 7), (16, 16), (2, 9)])
@@ -28,12 +41,14 @@ def test_a_table_in_half_precision_is_resampled_in_float32():
     np.testing.assert_array_equal(ours, resample_positions(half.astype(np.float32), (8, 7)))
 
 
+@pytest.mark.parametrize("kernel", [CUBIC, LINEAR])
 @pytest.mark.parametrize("antialias", [False, True])
-def test_weights_sum_to_one_also_at_the_border(antialias):
+def test_weights_sum_to_one_also_at_the_border(antialias, kernel):
+    settings = {"antialias": antialias, "kernel": kernel}
     for source, target in ((37, 16), (5, 9), (7, 7), (9, 1)):
-        weights = bicubic_weights(source, target, antialias=antialias)
+        weights = resampling_weights(source, target, **settings)
         np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-12)
-    np.testing.assert_array_equal(bicubic_weights(7, 7, antialias=antialias), np.eye(7))
+    np.testing.assert_array_equal(resampling_weights(7, 7, **settings), np.eye(7))
 
 
 def test_sine_positions_by_hand():

@@ -41,13 +41,19 @@ def twin(request, tmp_path_factory):
         yield Twin(request.param, tmp_path_factory.mktemp("twins"))
 
 
-LAYOUTS = {"dinov2": "dinov2", "dinov3": "dinov3", "siglip2": "siglip", "clip": "clip", "vit": "vit"}
-BESIDE = ("pooler.", "decoder.", "text_model.", "logit_", "text_projection.", "visual_projection.")
+LAYOUTS = {
+    **{name: f"hugging_face_{name}" for name in ("dinov2", "dinov3", "clip", "vit")},
+    **{"siglip2": "hugging_face_siglip", "tipsv2": "timm"},
+}
+BESIDE = (
+    *("pooler.", "decoder.", "text_model.", "logit_", "text_projection.", "visual_projection."),
+    *("text_encoder.", "temperature"),
+)
 
 
 @pytest.mark.variants("twin")
 def test_every_tensor_of_the_published_file_is_accounted_for(twin):
-    assert twin.report.layout == f"hugging_face_{LAYOUTS[twin.name.partition('_')[0]]}"
+    assert twin.report.layout == LAYOUTS[twin.name.partition("_")[0]]
     assert twin.report.missing == ()
     assert all(name.startswith(BESIDE) for name in twin.report.unused)
 

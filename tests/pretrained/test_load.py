@@ -109,11 +109,12 @@ NORMALIZATIONS = {
     ),
     **dict.fromkeys(("clip_", "openclip_"), CLIP),
     "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
+    "tipsv2_": ((0.0,) * 3, (1.0,) * 3),
 }
 
 
 def test_images_are_normalized_as_in_the_training_of_the_weights():
-    assert len(catalog.CATALOG) == 43
+    assert len(catalog.CATALOG) == 47
     for name, entry in catalog.CATALOG.items():
         family = max((begin for begin in NORMALIZATIONS if name.startswith(begin)), key=len)
         assert (entry.mean, entry.std) == NORMALIZATIONS[family], name

@@ -29,6 +29,7 @@ D, PATCH, HEADS = PLAIN.width, PLAIN.patch, PLAIN.heads
 DINOV3 = replace(REGISTERS, rotary_base=100.0, key_bias=False)
 DINOV3_PLUS = replace(DINOV3, mlp="swiglu", mlp_ratio=6.0)
 CLIP = replace(PLAIN, patch_bias=False, pre_norm=True)
+TIPS = replace(DINOV2, registers=1)
 
 
 # --------------------------------------------------------------------------------- layouts, from our parameters
@@ -125,6 +126,13 @@ def openclip(p):
     return tower | {name: np.ones((3, 3), np.float32) for name in BESIDE_OPENCLIP}
 
 
+def with_texts(p):
+    """Return the tensors as on the Hugging Face Hub, in one file with the text tower."""
+    tower = renamed(timm(p), (r"\.fc1\.", ".c_fc."), (r"\.fc2\.", ".c_proj."), ("^", "vision_encoder."))
+    return tower | {name: np.ones((3, 3), np.float32) for name in BESIDE_TIPS}
+
+
+BESIDE_TIPS = ("text_encoder.token_embedding.weight", "text_encoder.ln_final.weight", "temperature")
 BESIDE_OPENCLIP = (
     *("visual.proj", "positional_embedding", "text_projection", "token_embedding.weight", "ln_final.weight"),
     *("logit_scale", "transformer.resblocks.0.ln_1.weight", "transformer.resblocks.0.mlp.c_fc.bias"),
@@ -146,6 +154,7 @@ LAYOUTS = {
     "dinov3": (DINOV3, original_dinov3, "dinov3", (*MASKS, "rope_embed.periods")),
     "dinov3_plus": (DINOV3_PLUS, original_dinov3_plus, "dinov3", (*MASKS, "rope_embed.periods")),
     "openclip": (CLIP, openclip, "openclip", BESIDE_OPENCLIP),
+    "tips": (TIPS, with_texts, "timm", BESIDE_TIPS),
 }
 
 
@@ -174,6 +183,40 @@ def test_registers_in_timms_layout(tmp_path):
     for size in (8, 12):
         image = jax.random.normal(jax.random.key(0), (2, size, size, 3))
         np.testing.assert_allclose(vit.embed(image)[0], source.embed(image)[0], atol=1e-6)
+
+
+def scenic(p, shape):
+    """Both class tokens are one tensor, and there is no position of the class token, mask token or LayerScale."""
+    tokens, side = "encoder/ToTokenSequence_0", shape.native // PATCH
+    mlp = "FFNSwiGluFused_0" if shape.mlp == "swiglu" else "MlpBlock_0"
+    tensors = {
+        f"{tokens}/cls": np.concatenate([p["cls_token"], p["register_tokens"]], axis=1),
+        f"{tokens}/posembed_input": p["pos_embed"][:, 1:].reshape(1, side, side, D),
+    }
+    others = ("cls", "Transformer/posembed", "register", "mask", "head/", "pre_logits/")
+    flax = {name: value for name, value in augreg(p).items() if not name.startswith(others) and "/ls" not in name}
+    flax = renamed(
+        flax,
+        *(("Attention_1", "Attention_0"), ("LayerNorm_2", "LayerNorm_1"), ("MlpBlock_3", mlp)),
+        *((r"(Fused_0)/Dense_1", r"\1/Dense_2"), ("^embedding", "ToTokenSequence_0/embedding")),
+        *(("^Transformer/encoder_norm", "encoder_norm"), ("^Transformer", "transformer"), ("^", "encoder/")),
+    )
+    for name, value in flax.items():
+        if "Fused_0/Dense_0" in name:
+            tensors[name], tensors[name.replace("Dense_0", "Dense_1")] = np.split(value, 2, axis=-1)
+        else:
+            tensors[name] = value
+    return tensors
+
+
+@pytest.mark.parametrize("shape", [TIPS, replace(TIPS, mlp="swiglu")], ids=["gelu", "swiglu"])
+def test_tips_for_jax(tmp_path, shape):
+    wanted, vit = values_of(make_vit(shape, 1)), make_vit(shape, 2)
+    missing = {path: value for path, value in values_of(vit).items() if re.search("/ls|mask", path)}
+    report = load_weights(vit, write(tmp_path / "weights.npz", scenic(wanted, shape)))
+    assert (report.layout, report.missing, report.unused) == ("tips_scenic", tuple(sorted(missing)), ())
+    positions = np.concatenate([np.zeros((1, 1, D)), wanted["pos_embed"][:, 1:]], axis=1)
+    assert_equal(vit, wanted | missing | {"pos_embed": positions})
 
 
 @pytest.mark.variants("name")

@@ -1,4 +1,4 @@
-"""Make foundation_models.json: tensors, parameters and multiply-adds of DINOv3, SigLIP 2 and CLIP at full size.
+"""Make foundation_models.json: tensors, parameters and multiply-adds of DINOv3, SigLIP 2, CLIP and TIPSv2 at full size.
 
 The models of transformers on torch's meta device, which holds no values, in the configurations of the published files;
 with the names that they are saved under. Multiply-adds are those of torch.utils.flop_counter for one image: matrix
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import transformers as hf
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.core_model_loading import revert_weight_conversion
 
 SIGLIP = {"vitb16": (768, 12, 12, 3072, 16), "vitl16": (1024, 24, 16, 4096, 16), "so400m14": (1152, 27, 16, 4304, 14)}
 SIDES = {"vitb16": (224, 256, 384, 512), "vitl16": (256, 384, 512), "so400m14": (224, 378)}
@@ -35,6 +36,12 @@ def _clip(width: int, depth: int, heads: int, patch: int, side: int = 224):
     return hf.CLIPVisionModel(hf.CLIPVisionConfig(**_common(width, depth, heads, 4 * width, patch, side))), side
 
 
+def _tips(width: int, depth: int, heads: int, ratio: float = 4, gated: bool = False):
+    common = _common(width, depth, heads, 0, 14, 448)
+    del common["intermediate_size"]
+    return hf.Tipsv2VisionModel(hf.Tipsv2VisionConfig(**common, mlp_ratio=ratio, use_swiglu_ffn=gated)), 448
+
+
 MODELS = {
     "dinov3_vits16": lambda: _dinov3(384, 12, 6),
     "dinov3_vits16plus": lambda: _dinov3(384, 12, 6, plus=True),
@@ -49,6 +56,10 @@ MODELS = {
     "clip_vitb16": lambda: _clip(768, 12, 12, 16),
     "clip_vitl14": lambda: _clip(1024, 24, 16, 14),
     "clip_vitl14_336": lambda: _clip(1024, 24, 16, 14, 336),
+    "tipsv2_vitb14": lambda: _tips(768, 12, 12),
+    "tipsv2_vitl14": lambda: _tips(1024, 24, 16),
+    "tipsv2_so400m14": lambda: _tips(1152, 27, 16, 4304 / 1152),
+    "tipsv2_vitg14": lambda: _tips(1536, 40, 24, gated=True),
 }
 
 
@@ -58,14 +69,17 @@ def measured(name: str) -> dict:
         model, side = MODELS[name]()
         with FlopCounterMode(display=False) as counter:
             model.eval()(torch.zeros(1, 3, side, side))
-    tower = "" if name.startswith("dinov3") else "vision_model."
+    tower = "vision_model." if name.startswith(("siglip", "clip")) else ""
+    tensors = model.state_dict()
+    if name.startswith("tips"):  # its names in transformers are not those of the file
+        tensors = revert_weight_conversion(model, tensors)
     return {
         "parameters": sum(value.numel() for value in model.parameters()),
         "side": side,
         "multiply_adds": counter.get_total_flops() // 2,
         "tensors": {
-            tower + re.sub(r"(?:model\.)?(layers?)\.\d+\.", r"\1.*.", key): list(value.shape)
-            for key, value in model.state_dict().items()
+            tower + re.sub(r"(?:model\.)?(layers?|blocks)\.\d+\.", r"\1.*.", key): list(value.shape)
+            for key, value in tensors.items()
         },
     }
 

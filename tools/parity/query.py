@@ -1,6 +1,6 @@
 """Make query.npz: small random twins of Q2L, ML-Decoder and torch's transformer, with outputs and gradients (torch).
 
-Make positions.npz, too: a position table resampled by torch's bicubic interpolation.
+Make positions.npz, too: a position table resampled by torch's bicubic and bilinear interpolation.
 
 The layers are wired here from torch.nn's parts, and once from torch.nn.TransformerEncoder and -Decoder as they are.
 Weights are stored under the names of the authors' checkpoints.
@@ -47,8 +47,11 @@ def resampled_positions():
         scale = tuple((size + 0.1) / SIDE for size in grid)
         offset = torch.nn.functional.interpolate(image, scale_factor=scale, mode="bicubic")
         assert offset.shape == plain.shape
-        antialias = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=True)
-        for name, result in (("size", plain), ("offset", offset), ("size_antialias", antialias)):
+        results = {"size": plain, "offset": offset}
+        results["size_antialias"] = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=True)
+        results["linear"] = torch.nn.functional.interpolate(image, size=grid, mode="bilinear")
+        results["linear_antialias"] = torch.nn.functional.interpolate(image, size=grid, mode="bilinear", antialias=True)
+        for name, result in results.items():
             arrays[f"{name}_{grid[0]}x{grid[1]}"] = result[0].permute(1, 2, 0).reshape(1, -1, CHANNELS).numpy()
     return arrays
 

@@ -2,8 +2,8 @@
 
 Each twin reads its random weights from a file in the published format, by its own loader. Stored are those weights
 under the names in the file (in float16, which they were rounded to), and for each image size the tokens after the
-embedding and after every block, and at the end; for SigLIP 2 also the pooled output. Its file and CLIP's have a tower
-for texts, too. Torch is imported where it is used, so that tests can take the cases from here without it.
+embedding and after every block, and at the end; for SigLIP 2 also the pooled output. Its file, CLIP's and TIPSv2's have
+a tower for texts, too. Torch is imported where it is used, so that tests can take the cases from here without it.
 """
 
 import tempfile
@@ -16,6 +16,10 @@ _VIT = {"patch": 7, "native": 28, "eps": 1e-12}
 _DINOV3 = {
     **{"width": 24, "heads": 2, "patch": 7, "native": 28, "eps": 1e-5, "layer_scale": 1.0, "mask_token": True},
     **{"registers": 4, "rotary_base": 100.0, "key_bias": False},
+}
+_TIPS = {
+    **{"width": 16, "heads": 2, "patch": 7, "native": 28, "layer_scale": 1.0, "mask_token": True, "registers": 1},
+    **{"position_antialias": True, "position_kernel": "linear"},
 }
 # Each twin's architecture as keywords of ViTShape.
 SHAPES = {
@@ -38,11 +42,13 @@ SHAPES = {
         **{"width": 16, "depth": 3, "heads": 2, "patch": 7, "native": 28, "mlp": "quick_gelu", "eps": 1e-5},
         **{"patch_bias": False, "pre_norm": True},
     },
+    "tipsv2": {"depth": 3, "mlp_ratio": 3.75, **_TIPS},
+    "tipsv2_giant": {"depth": 2, "mlp": "swiglu", **_TIPS},
 }
 # The index of a twin is the seed of its weights.
 SEEDED = (
     *("dinov2_giant", "dinov2_large", "dinov2_registers", "dinov2_small", "vit", "vit_mae"),
-    *("dinov3", "dinov3_plus", "siglip2", "clip"),
+    *("dinov3", "dinov3_plus", "siglip2", "clip", "tipsv2", "tipsv2_giant"),
 )
 # Batch, and rows and columns of patches: native, larger, not square, and not square with as many patches as native.
 SIZES = ((2, 4, 4), (1, 6, 6), (1, 3, 5), (1, 2, 8))
@@ -85,6 +91,11 @@ def _twin(name: str):
             text["projection_size"] = shape["width"]
             return hf.SiglipModel, hf.SiglipConfig(text_config=text, vision_config=vision)
         return hf.CLIPModel, hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    if name.startswith("tipsv2"):
+        text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        gated = shape.get("mlp") == "swiglu"
+        vision = common | {"mlp_ratio": shape.get("mlp_ratio", 4), "use_swiglu_ffn": gated}
+        return hf.Tipsv2Model, hf.Tipsv2Config(text_config=text | {"vocab_size": 11}, vision_config=vision)
     common |= {"intermediate_size": 4 * shape["width"], "layer_norm_eps": shape["eps"]}
     if name == "vit":
         return hf.ViTModel, hf.ViTConfig(**common)
@@ -96,7 +107,7 @@ def _twin(name: str):
 def _draw(name: str, shape: tuple[int, ...], random: np.random.RandomState) -> np.ndarray:
     """Return values that make every tensor of a file count, rounded to float16."""
     noise = random.standard_normal(shape)
-    if name.endswith("lambda1"):
+    if name.endswith(("lambda1", "gamma")):
         noise = 0.5 + 0.2 * noise
     elif name.endswith(".weight"):
         noise = 1 + 0.2 * noise if len(shape) == 1 else noise / np.sqrt(np.prod(shape[1:]))
@@ -121,7 +132,7 @@ def _tokens(model, name: str, pixels: np.ndarray) -> dict[str, np.ndarray]:
     assert len(blocks) == SHAPES[name]["depth"]
     embedded = encoder.pre_layrnorm if name == "clip" else encoder.embeddings
     hooks = [module.register_forward_hook(keep) for module in (embedded, *blocks)]
-    options = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
+    options = {} if name.startswith(("dino", "tips")) else {"interpolate_pos_encoding": True}
     if name == "vit_mae":  # increasing noise keeps the patches in order
         patches = pixels.shape[1] * pixels.shape[2] // SHAPES[name]["patch"] ** 2
         options["noise"] = torch.arange(patches, dtype=torch.float32).repeat(len(pixels), 1)

@@ -22,7 +22,7 @@ from mlmoe_jax.models.contracts import BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
+from mlmoe_jax.models.layers.positions import CUBIC, resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import concatenate_tokens
 from mlmoe_jax.models.layers.transformer import Block
@@ -41,7 +41,9 @@ class ViTShape(BackboneShape):
       mask_token: whether published files have the unused parameter `mask_token`. It counts as a parameter.
       position_offset: `offset` of resample_positions, as in the authors' code.
       position_antialias: `antialias` of resample_positions, as in the authors' code.
-      registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them.
+      position_kernel: `kernel` of resample_positions, as in the authors' code.
+      registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them. In
+        TIPSv2, a second class token.
       rotary_base: `base` of rotary_angles. If set, the attention of each block rotates queries and keys of patches, and
         there is no position table. Other tokens are not rotated. None = a position table.
       key_bias: whether keys have a bias.
@@ -63,6 +65,7 @@ class ViTShape(BackboneShape):
     mask_token: bool = False
     position_offset: float = 0.0
     position_antialias: bool = False
+    position_kernel: str = CUBIC
     registers: int = 0
     rotary_base: float | None = None
     key_bias: bool = True
@@ -214,7 +217,11 @@ class ViT(nnx.Module):
         if shape.rotary_base is None:
             class_position, table = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
             tokens = tokens + resample_positions(
-                table, grid, offset=shape.position_offset, antialias=shape.position_antialias
+                table,
+                grid,
+                offset=shape.position_offset,
+                antialias=shape.position_antialias,
+                kernel=shape.position_kernel,
             )
             leading = [token + class_position for token in leading]
         if shape.registers:

@@ -1,9 +1,10 @@
-"""The named ViTs: ViT-B/16 as in the papers, DINOv2, DINOv3, and the vision towers of SigLIP 2 and CLIP."""
+"""The named ViTs: ViT-B/16 as in the papers, DINOv2, DINOv3, and the vision towers of SigLIP 2, CLIP and TIPSv2."""
 
 from typing import Any
 
 from mlmoe_jax.models.backbones.entry import DINOV3_LICENSE, IMAGENET_MEAN, IMAGENET_STD, BackboneEntry, sha256_in
 from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.layers.positions import LINEAR
 
 _HALF = (0.5,) * 3
 
@@ -89,6 +90,21 @@ def _clip(
     return _on_hub(repository, shape, "MIT", file="open_clip_model.safetensors", image_size=side, **colors)
 
 
+def _tips(width: int, depth: int, heads: int, size: str, **settings: Any) -> BackboneEntry:
+    """Return the entry of a vision tower of TIPSv2 (Cao et al., CVPR 2026).
+
+    It has the shape of DINOv2 with one register, which is a second class token. The feature `cls` is the first, which
+    the authors compare with texts; it was trained with the texts of web pages, the second with generated captions.
+    Images are not normalized.
+    """
+    positions = {"position_antialias": True, "position_kernel": LINEAR}
+    common = {"patch": 14, "native": 448, "layer_scale": 1.0, "mask_token": True, "registers": 1}
+    shape = ViTShape(width, depth, heads, **common, **positions, **settings)
+    file = f"tips_v2_oss_{size}_vision.npz"
+    address = f"https://storage.googleapis.com/tips_data/v2_0/checkpoints/pytorch/{file}"
+    return BackboneEntry(shape, (0.0,) * 3, (1.0,) * 3, 448, file, address, "CC-BY-4.0")
+
+
 VITS: dict[str, BackboneEntry] = {
     "vit_digits": BackboneEntry(
         ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
@@ -150,4 +166,8 @@ VITS: dict[str, BackboneEntry] = {
     "openclip_vitl14_laion2b": _clip(_LARGE, "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", half=True),
     "openclip_vitb16_datacomp": _clip(_BASE, "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K"),
     "openclip_vitl14_datacomp": _clip(_LARGE, "laion/CLIP-ViT-L-14-DataComp.XL-s13B-b90K"),
+    "tipsv2_vitb14": _tips(768, 12, 12, "b14"),
+    "tipsv2_vitl14": _tips(1024, 24, 16, "l14"),
+    "tipsv2_so400m14": _tips(1152, 27, 16, "so14", mlp_ratio=4304 / 1152),
+    "tipsv2_vitg14": _tips(1536, 40, 24, "g14", mlp="swiglu"),
 }

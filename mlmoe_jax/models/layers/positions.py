@@ -10,6 +10,7 @@ import numpy as np
 
 # The kernel parameters of torch's bicubic interpolation without and with antialiasing (as in Pillow).
 PLAIN, ANTIALIASED = -0.75, -0.5
+CUBIC, LINEAR = "cubic", "linear"  # kernels of torch's bicubic and bilinear interpolation
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -20,8 +21,15 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(x <= 1, near, np.where(x < 2, far, 0))
 
 
-def bicubic_weights(source: int, target: int, *, scale: float | None = None, antialias: bool = False) -> np.ndarray:
-    """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False).
+def _kernel(name: str, distance: np.ndarray, a: float) -> np.ndarray:
+    """Return the weights of taps at a distance. `name` is CUBIC, with the parameter a, or LINEAR."""
+    return _cubic(distance, a) if name == CUBIC else np.maximum(1 - np.abs(distance), 0)
+
+
+def resampling_weights(
+    source: int, target: int, *, scale: float | None = None, antialias: bool = False, kernel: str = CUBIC
+) -> np.ndarray:
+    """Return f64[target,source], the weights of torch's bicubic or bilinear interpolation (align_corners=False).
 
     Output i samples the source at (i + 0.5)/scale − 0.5. Without antialiasing there are four taps, and taps beyond the
     border repeat the border. With antialiasing, the kernel is widened if the grid shrinks, taps beyond the border are
@@ -32,18 +40,19 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
       target: number of outputs.
       scale: target/source by default; another scale gives the result of `interpolate(scale_factor=scale)`.
       antialias: whether to use the antialiased kernel described above.
+      kernel: CUBIC or LINEAR.
     """
     scale = scale or target / source
     center = (np.arange(target) + 0.5) / scale - 0.5
     if antialias:
         distance = np.arange(source) - center[:, None]
-        weights = _cubic(distance * min(scale, 1.0), ANTIALIASED)
+        weights = _kernel(kernel, distance * min(scale, 1.0), ANTIALIASED)
         return weights / weights.sum(axis=1, keepdims=True)
     first = np.floor(center).astype(int) - 1
     weights = np.zeros((target, source))
     for tap in range(4):
         column = np.clip(first + tap, 0, source - 1)
-        np.add.at(weights, (np.arange(target), column), _cubic(center - (first + tap), PLAIN))
+        np.add.at(weights, (np.arange(target), column), _kernel(kernel, center - (first + tap), PLAIN))
     return weights
 
 
@@ -99,25 +108,27 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
 
 
 def resample_positions(
-    table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False
+    table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False, kernel: str = CUBIC
 ) -> jax.Array:
     """Return a square position table, resampled to another grid: f32[1,rows·columns,D].
 
     The computation is in float32 for every type of the table. If `grid` is the grid of the table, (S, S), the table is
-    returned unchanged, for all values of `offset` and `antialias`.
+    returned unchanged, for all values of `offset`, `antialias` and `kernel`.
 
     Args:
       table: the position table [1,S·S,D].
       grid: (rows, columns).
       offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
-        with 0.1, which shifts the sampling positions by up to a quarter of a cell. 0 is plain bicubic resampling.
-      antialias: see `bicubic_weights`; for DINOv2 with registers.
+        with 0.1, which shifts the sampling positions by up to a quarter of a cell. 0 is plain resampling.
+      antialias: see `resampling_weights`; for DINOv2 with registers, and TIPSv2.
+      kernel: CUBIC, or LINEAR for TIPSv2.
     """
     side = round(table.shape[1] ** 0.5)
     if grid == (side, side):
         return table
+    settings = {"antialias": antialias, "kernel": kernel}
     rows, columns = (
-        jnp.asarray(bicubic_weights(side, size, scale=(size + offset) / side, antialias=antialias), jnp.float32)
+        jnp.asarray(resampling_weights(side, size, scale=(size + offset) / side, **settings), jnp.float32)
         for size in grid
     )
     square = table.reshape(side, side, -1).astype(jnp.float32)

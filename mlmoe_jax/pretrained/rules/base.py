@@ -20,6 +20,8 @@ so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] with index 0 and 1
 Backwards, index 0 has `size` = 1 entry of the axis, and index 1 all other entries (`official.split_value`). With
 index=(r"\1",) the index is the number in the name, one entry per tensor: `layer.4.extra` is entry 4. Such rules, and
 rules along two axes, cannot be read backwards.
+
+Rules with the same pattern make several parameters of one tensor.
 """
 
 import functools

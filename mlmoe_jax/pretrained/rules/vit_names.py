@@ -62,7 +62,7 @@ def fuse_rules(
 def timm_rules(
     mask_token: bool = True, positions: Transform = identity, block: str = BLOCK, norm_name: str = "norm"
 ) -> tuple[Rule, ...]:
-    """Return the rules of the ViTs of timm, which are also the rules of the repositories of DINOv2, MAE and MoCo v3.
+    """Return the rules of the ViTs of timm, which are also those of the repositories of DINOv2, MAE, MoCo v3 and TIPS.
 
     Args:
       mask_token: whether the file has a mask token.
@@ -78,8 +78,8 @@ def timm_rules(
         *patch_rules(r"patch_embed\.proj"),
         *norm_rules(rf"{block}\.norm([12])", r"blocks/\1/norm\2"),
         *linear_rules(rf"{block}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
-        *linear_rules(rf"{block}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
-        *linear_rules(rf"{block}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        *linear_rules(rf"{block}\.mlp\.(?:fc1|w12|c_fc)", r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{block}\.mlp\.(?:fc2|w3|c_proj)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{block}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
         *norm_rules(norm_name, "norm"),
     )
@@ -107,28 +107,45 @@ def _hugging_face() -> tuple[Rule, ...]:
     )
 
 
+def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> tuple[Rule, ...]:
+    """Return the rules of the blocks of a transformer in Flax.
+
+    Args:
+      block: regex of a block's name, with the index of the block as its only group.
+      attention: name of the attention in a block.
+      norm2: name of the second norm.
+      mlp: name of the MLP.
+    """
+    attention = f"{block}/{attention}"
+    return (
+        Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
+        Rule(f"{block}/{norm2}/(scale|bias)", r"blocks/\1/norm2/\2"),
+        *fuse_rules(f"{attention}/PART/", "kernel", flatten_columns, flatten_vector),
+        Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flatten_rows),
+        Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
+        Rule(f"{block}/{mlp}/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
+        Rule(f"{block}/{mlp}/Dense_1/(kernel|bias)", r"blocks/\1/mlp/fc2/\2"),
+    )
+
+
 def _augreg() -> tuple[Rule, ...]:
-    block = r"Transformer/encoderblock_(\d+)"
-    attention = f"{block}/MultiHeadDotProductAttention_1"
+    names = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
     return (
         Rule("cls", "cls_token"),
         Rule("Transformer/posembed_input/pos_embedding", "pos_embed"),
         Rule("embedding/kernel", "patch_embed/kernel", flatten_rows),
         Rule("embedding/bias", "patch_embed/bias"),
-        Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
-        Rule(f"{block}/LayerNorm_2/(scale|bias)", r"blocks/\1/norm2/\2"),
-        *fuse_rules(f"{attention}/PART/", "kernel", flatten_columns, flatten_vector),
-        Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flatten_rows),
-        Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
-        Rule(f"{block}/MlpBlock_3/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
-        Rule(f"{block}/MlpBlock_3/Dense_1/(kernel|bias)", r"blocks/\1/mlp/fc2/\2"),
+        *flax_block_rules(r"Transformer/encoderblock_(\d+)", *names),
         Rule("Transformer/encoder_norm/(scale|bias)", r"norm/\1"),
     )
 
 
 OWN = Layout("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
-# The classifier, and networks of MoCo v3 in addition to its encoder.
-_BESIDE = (r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*")
+# The classifier, networks of MoCo v3 in addition to its encoder, and the text tower of TIPSv2.
+_BESIDE = (
+    *(r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*"),
+    *(r"text_encoder\..*", "temperature"),
+)
 TIMM = Layout("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
 # With registers, timm adds the position of the class token to the token, and has no mask token.
 TIMM_REGISTERS = Layout(
@@ -146,6 +163,55 @@ HUGGING_FACE_VIT = Layout(
     (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
 )
 AUGREG = Layout("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
+
+
+# ------------------------------------------------------------------------------------------------------------- TIPSv2
+FLAX_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
+
+
+def first_token(tensor: np.ndarray) -> np.ndarray:
+    """Return the first of several tokens: [1,T,D] -> [1,1,D]."""
+    return tensor[:, :1]
+
+
+def other_tokens(tensor: np.ndarray) -> np.ndarray:
+    """Return all tokens but the first: [1,T,D] -> [1,T-1,D]."""
+    return tensor[:, 1:]
+
+
+def flatten_positions(tensor: np.ndarray) -> np.ndarray:
+    """Convert positions of patches [1,S,S,D] to a table with a zero for the class token, [1,1+S·S,D]."""
+    return pad_class_position(tensor.reshape(1, -1, tensor.shape[-1]))
+
+
+def _scenic() -> tuple[Rule, ...]:
+    """Return the rules of the vision tower of TIPSv2 in the files for JAX.
+
+    Its two class tokens are one tensor. The position of the first is added to it.
+    """
+    tokens, block = "encoder/ToTokenSequence_0", r"encoder/transformer/encoderblock_(\d+)"
+    gated, gate_and_value = f"{block}/FFNSwiGluFused_0", ("Dense_0", "Dense_1")
+    unchanged = (identity, identity)
+    return (
+        Rule(f"{tokens}/cls", "cls_token", first_token),
+        Rule(f"{tokens}/cls", "register_tokens", other_tokens),
+        Rule(f"{tokens}/posembed_input", "pos_embed", flatten_positions),
+        Rule(f"{tokens}/embedding/kernel", "patch_embed/kernel", flatten_rows),
+        Rule(f"{tokens}/embedding/bias", "patch_embed/bias"),
+        *flax_block_rules(block, *FLAX_NAMES),
+        *fuse_rules(f"{gated}/PART/", "kernel", *unchanged, names=gate_and_value, target=r"blocks/\1/mlp/fc1"),
+        Rule(f"{gated}/Dense_2/(kernel|bias)", r"blocks/\1/mlp/fc2/\2"),
+        Rule("encoder/encoder_norm/(scale|bias)", r"norm/\1"),
+    )
+
+
+# The authors' model for JAX has neither a mask token nor LayerScale, whose factors stay 1.
+TIPS_SCENIC = Layout(
+    "tips_scenic",
+    "encoder/ToTokenSequence_0/posembed_input",
+    _scenic(),
+    optional=("mask_token", r"blocks/\d+/ls[12]/gamma"),
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
@@ -298,5 +364,5 @@ SIGLIP = Layout(
 
 VIT_LAYOUTS = (
     *(HUGGING_FACE_DINOV3, ORIGINAL_DINOV3, SIGLIP, HUGGING_FACE_CLIP, OPENCLIP),
-    *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG),
+    *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG, TIPS_SCENIC),
 )
