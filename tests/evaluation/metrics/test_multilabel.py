@@ -123,6 +123,15 @@ def test_figures_without_predictions_or_hits():
     assert set(multilabel.precision_recall_f1(1 - labels, labels).values()) == {0.0}
 
 
+def test_with_one_only_precision_has_a_count_of_at_least_1():
+    """The first class is never predicted, and the second has no positives."""
+    labels, predicted = np.array([[1, 0, 1], [1, 0, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
+    figures = multilabel.precision_recall_f1(predicted, labels, empty="one")
+    assert figures["CP"] == pytest.approx((0 / 1 + 0 / 1 + 1 / 2) / 3)
+    assert figures["CR"] == pytest.approx((0 / 2 + 1 / 1) / 2)
+    assert figures["OP"] == pytest.approx(1 / (1 + 1 + 2))
+
+
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_top_k_is_a_sort_of_every_image(k):
     scores, _, mask = hard_case()
