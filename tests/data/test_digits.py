@@ -1,6 +1,7 @@
 """`digits-v1` stands for exactly these scenes: a change of any label or pixel fails here."""
 
 import csv
+import functools
 import zlib
 
 import numpy as np
@@ -26,23 +27,27 @@ SINGLE_MEAN_COLOR = {  # of the first 200
 
 # ------------------------------------------------------------------------------------------------------------ cache
 @pytest.fixture
-def few(monkeypatch, tmp_path):
+def few_scenes(monkeypatch, tmp_path):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(digits.SCENES, "val", 5)
-    return lambda: digits._scenes.__wrapped__("val", 5)
+    monkeypatch.setattr(digits, "SCENES", {"train": 12, "val": 4, "test": 6, "test_shift": 6})
+    digits._scenes.cache_clear()
+    yield
+    digits._scenes.cache_clear()
 
 
-def test_scenes_are_rendered_once_for_all_programs(few, monkeypatch):
-    labels, images = few()
+@pytest.mark.usefixtures("few_scenes")
+def test_scenes_are_rendered_once_for_all_programs(monkeypatch):
+    render = functools.partial(digits._scenes.__wrapped__, "val", 4)
+    labels, images = render()
     monkeypatch.setattr(digits, "_render_scenes", None)
-    again, kept = few()
+    again, kept = render()
     np.testing.assert_array_equal(again, labels)
     np.testing.assert_array_equal(kept, images)
     with pytest.raises(ValueError, match="read-only"):
         kept[0] = 0
     monkeypatch.setattr(digits.Path, "read_bytes", lambda _: b"another state of the file")
     with pytest.raises(TypeError):
-        few()
+        render()
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
@@ -84,14 +89,6 @@ def test_single_digits(name):
 
 
 # --------------------------------------------------------------------------------------------------------- as files
-@pytest.fixture
-def few_scenes(monkeypatch):
-    monkeypatch.setattr(digits, "SCENES", {"train": 12, "val": 4, "test": 6, "test_shift": 6})
-    digits._scenes.cache_clear()
-    yield
-    digits._scenes.cache_clear()
-
-
 @pytest.mark.usefixtures("few_scenes")
 def test_written_files_hold_the_scenes(tmp_path, capsys):
     digits.write_files(tmp_path)

@@ -1,16 +1,15 @@
 """Training on cached features, against the same training on images."""
 
-import shutil
-
 import numpy as np
 import pytest
 from helpers.refusals import run_command
 from helpers.runs import recipe
 
 from mlmoe_jax.data import features
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.evaluation.results import read_scores
-from mlmoe_jax.inference import feature_extractor
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training.loop import train
 
@@ -53,37 +52,29 @@ def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkey
         np.testing.assert_allclose(found, in_training[name], atol=1e-5, err_msg=name)
 
 
-def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monkeypatch, capsys):
+def test_features_are_computed_once_and_what_is_lost_again(cache, monkeypatch, capsys):
     monkeypatch.setattr(features, "PART_BYTES", 16 * 4 * 20)  # parts of 20 class tokens
-    computed = []
-    batches = feature_extractor.FeatureExtractor.batches
+    computed, batches = [], FeatureExtractor.batches
 
     def counted(self, split):
-        computed.append((split.name, len(split)))
+        computed.append(len(split))
         yield from batches(self, split)
 
-    monkeypatch.setattr(feature_extractor.FeatureExtractor, "batches", counted)
-    config = recipe("probe", **ONCE, model__backbone__batch_norm="trainable")  # a ViT has none
-    train(config, RunFolder(tmp_path / "one"))
-    assert computed == [("train", 60), ("val", 40), ("test", 40)]
-    said = capsys.readouterr().err
-    assert "features of train, without augmentation: 60 images, 0.0 MB as float32 in " in said
-
-    computed.clear()
-    train(recipe("probe", **ONCE, seed=1), RunFolder(tmp_path / "two"))
-    assert computed == [("train", 60), ("val", 40), ("test", 40)], "with weights=none, the seed draws the backbone"
-
-    computed.clear()
-    config.optim.learning_rate = 1e-3
-    train(config, RunFolder(tmp_path / "three"))
-    assert computed == []
-    assert "already there" in capsys.readouterr().err
-
+    monkeypatch.setattr(FeatureExtractor, "batches", counted)
+    config = recipe("probe", **FLOAT32)
+    split = open_split(config.data, "train")
+    for seed in (0, 1, 1):  # with weights=none, the seed draws the backbone
+        config.seed = seed
+        extractor = FeatureExtractor.from_config(config, 10)
+        extractor.cached(split)
+    assert computed == [60, 60]
+    *_, first, last = capsys.readouterr().err.splitlines()
+    assert "features of train, without augmentation: 60 images, 0.0 MB as float32 in " in first
+    assert last.endswith(", already there")
     for path in cache.glob("*/00001.read.npy"):  # as if the program had been stopped in between
         path.unlink()
-    shutil.rmtree(tmp_path / "three")
-    train(config, RunFolder(tmp_path / "three"))
-    assert computed == [("train", 20), ("val", 20), ("test", 20)]
+    extractor.cached(split)
+    assert computed == [60, 60, 20]
 
 
 @pytest.mark.slow

@@ -29,9 +29,11 @@ CNN = {"model__backbone__name": "resnet101"}
 RECIPES = {
     "probe": ("probe", {}),
     "no averages": ("probe", {"ema__decay": 0.0}),
-    "prompts and gates": ("program", {}),
-    "mixed images": ("probe", {"augment__mix": "both", "augment__flip": True}),
-    "statistics of batches": ("probe", CNN | {"model__backbone__batch_norm": "trainable"}),
+    "prompts and gates": ("mlvpt_digits", {}),
+    "mixed images and statistics of batches": (
+        "probe",
+        CNN | {"model__backbone__batch_norm": "trainable", "augment__mix": "both", "augment__flip": True},
+    ),
     "estimates per image": ("probe", ONE_POSITIVE | {"loss__kind": "role"}),
     "corrections per image": ("probe", ONE_POSITIVE | {"loss__kind": "ll_cp"}),
     "cached features": ("probe", {"data__cache_features": "float32"}),
@@ -118,9 +120,8 @@ CASES = [
     ("probe", sigterm_while_waiting, MIDDLE),
     ("probe", damage, MIDDLE - 1),
     ("probe", divergence, MIDDLE),
-    ("prompts and gates", kill, 6),
-    ("mixed images", kill, MIDDLE),
-    ("statistics of batches", kill, MIDDLE),
+    ("prompts and gates", kill, MIDDLE),
+    ("mixed images and statistics of batches", kill, MIDDLE),
     ("estimates per image", kill, MIDDLE),
     ("a fit to convergence", kill, 1),
     # The same code restores these as the ones above.

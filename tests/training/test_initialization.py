@@ -1,6 +1,5 @@
 """Starting a run from an official checkpoint or from another run with other labels, and import and export."""
 
-import json
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 from flax import nnx
 from helpers.bench import drawn_model
 from helpers.runs import Runs, changed, published_config, write_published
-from PIL import Image
+from helpers.tables import settings, write
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.apps.export.run import export_run
@@ -22,8 +21,6 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.inference.predictor import Predictor
-from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _name_tensors, export_official
 from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
@@ -31,6 +28,7 @@ from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run
+from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
@@ -147,9 +145,7 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     names = ("person", "car", "bird", "dog")  # ours; sorted: bird, car, dog, person
     config = head_config("addgcn_resnet101")
     config.model.head.graph.hidden = 8
-    counts = np.zeros((4, 4), np.int64)
-    space = LabelSpace(names, counts, np.ones(4, np.int64), 4, np.zeros(4, np.int32), np.zeros(4, np.int32))
-    definition, params, stats = ModelDef.split(drawn_model(config, space, scale=1.0))
+    definition, params, stats = ModelDef.split(drawn_model(config, space_of(*names), scale=1.0))
     stats = {path: np.abs(value) + 0.5 for path, value in stats.items()}
     image = np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32)
     theirs = jax.jit(lambda params: definition.merge(params, stats)(image).logits)
@@ -299,53 +295,33 @@ def test_frozen_weights_of_a_training_without_a_checkpoint_are_removed(config, t
 
 
 # ----------------------------------------------------------------------------------------------- import and export
-@pytest.fixture
-def own_images(config, tmp_path):
-    """A config for a CSV data set with the labels a, b and c."""
-    draw, root = np.random.default_rng(0), tmp_path / "data"
-    root.mkdir()
-    for split in ("train", "test"):
-        rows = ["image,labels"]
-        for row, labels in enumerate(("a", "b;c", "a;c", "b", "c", "a;b")):
-            Image.fromarray(draw.integers(0, 255, (8, 8, 3), np.uint8)).save(root / f"{split}{row}.png")
-            rows.append(f"{split}{row}.png,{labels}")
-        (root / f"{split}.csv").write_text("\n".join(rows))
-    config.data.name, config.data.root, config.data.val_split, config.eval.select_on = "csv", str(root), "", "none"
-    config.model.prompts.kind, config.model.prompts.count = "deep", 3
-    config.train.batch_size = 3
-    return config
-
-
 @pytest.mark.slow
-def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, tmp_path):
-    config, folder = own_images, RunFolder(tmp_path / "run")
-    config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0
-    config.init_from = str(tmp_path / "in.safetensors")
+def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(config, tmp_path):
+    rows = ["image,labels", *(f"{row}.png,{labels}" for row, labels in enumerate(("a", "b;c", "a;c", "b", "c", "a;b")))]
+    for split in ("train", "test"):
+        write(tmp_path, f"{split}.csv", "\n".join(rows), [f"{row}.png" for row in range(6)])
+    file, folder = tmp_path / "in.safetensors", RunFolder(tmp_path / "run")
+    config.data = settings(str(tmp_path), image_size=8, val_split="")
+    config.init_from, config.eval.select_on = str(file), "none"
+    config.model.prompts.kind, config.model.prompts.count = "deep", 3
+    config.train.epochs, config.train.batch_size = 1, 3
+    config.optim.learning_rate, config.ema.decay = 1e-30, 0.0
     model = drawn_model(config, space_of("a", "b", "c"), seed=4)
-    export_official(model, tmp_path / "in.safetensors")
+    export_official(model, file)
     import_run(config, folder)
-    (tmp_path / "in.safetensors").rename(tmp_path / "kept.safetensors")  # the folder has all values
-
+    wanted, tensors = ModelDef.split(model)[1], load_file(file)
+    file.unlink()  # the folder has all values
     assert set(evaluate_run(folder, [])) == {"test"}
-    files = [tmp_path / "data" / f"test{row}.png" for row in range(6)]
-    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
-    image = (pixels / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
-    with jax.default_matmul_precision("highest"):
-        logits = np.asarray(jax.jit(lambda image: model(image).logits)(image.astype(np.float32)))
-    scores = np.load(tmp_path / "run" / "scores" / "test.npz")["scores"]
-    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
-    assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 
     outcome = export_run(folder, str(tmp_path / "out.safetensors"), None)
     assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in outcome.text()
-    same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
+    same(load_file(tmp_path / "out.safetensors"), tensors)
 
-    wanted = ModelDef.split(model)[1]
     train(config, folder)  # resumes from the imported values, and the steps leave them unchanged
     run = open_run(folder)
     assert (run.notes["step"], run.notes["kind"]) == (2, "raw")
     same({**run.values, **run.frozen}, wanted)
-    assert [start["step"] for start in json.loads((tmp_path / "run" / "starts.json").read_text())] == [0]
+    assert [start["step"] for start in read_starts(folder)] == [0]
 
 
 def test_a_resumed_run_needs_only_its_folder(config, tmp_path):

@@ -15,7 +15,6 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamp
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.training.objective import Objective
-from mlmoe_jax.training.optim import EPS
 
 B, K, SIDE = 8, 3, 4
 PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
@@ -109,31 +108,26 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
     config.optim.update({"name": name, "schedule": "constant", "weight_decay": 0.1, "b1": 0.5})
     config.optim.learning_rate = 6.0 if name == "adamw" else 1.0
     bench = Bench(config, Heated(rngs=nnx.Rngs(0)), K, preprocess=PREPROCESS)
-    assert set(bench.parts.trainable) == {path}
-    batch, optim, frozen, objective = make_batch(), config.optim, bench.parts.frozen, Objective(config.loss)
+    batch, frozen, optimizer = make_batch(), bench.parts.frozen, bench.steps.optimizer
+    outputs = PREPROCESS(batch["image"]).reshape(B, -1) @ frozen["backbone/kernel"] + frozen["backbone/bias"]
+
+    def loss(temperature):
+        return Objective(config.loss)(Prediction(outputs / temperature), batch)[0]
 
     @jax.jit
-    @jax.grad
-    def slope(temperature):
-        outputs = PREPROCESS(batch["image"]).reshape(B, -1) @ frozen["backbone/kernel"] + frozen["backbone/bias"]
-        return objective(Prediction(outputs / temperature), batch)[0]
+    def step(stored, opt):
+        clamped = jnp.clip(stored, *TEMPERATURES)
+        updates, opt = optimizer.update({path: jax.grad(loss)(clamped)}, opt, {path: clamped})
+        return clamped + updates[path], opt
 
-    stored, first, second, seen = np.array([0.05, 9.0, 12.0]), 0.0, 0.0, []
-    for step in range(1, 9):
-        stored = np.clip(stored, *TEMPERATURES)
-        gradient = np.asarray(slope(stored.astype(np.float32)), np.float64)
-        if name == "sgd":
-            first = optim.b1 * first + gradient + optim.weight_decay * stored
-            stored = stored - optim.learning_rate * first
-        else:
-            first = optim.b1 * first + (1 - optim.b1) * gradient
-            second = optim.b2 * second + (1 - optim.b2) * gradient**2
-            direction = first / (1 - optim.b1**step) / (np.sqrt(second / (1 - optim.b2**step)) + EPS)
-            stored = stored - optim.learning_rate * (direction + optim.weight_decay * stored)
-        seen.append(stored)
-        state, _ = bench.run(batch, step)
-        np.testing.assert_allclose(state.trainable[path], stored, rtol=2e-3, atol=1e-4, err_msg=str(step))
-    beyond = (np.array(seen) < TEMPERATURES[0]) | (np.array(seen) > TEMPERATURES[1])
+    state, stored, seen = bench.start(), bench.parts.trainable[path], []
+    opt = optimizer.init({path: stored})
+    for number in range(8):
+        stored, opt = step(stored, opt)
+        state, _ = bench.steps.train_step(state, bench.shard(batch))
+        np.testing.assert_allclose(state.trainable[path], stored, rtol=2e-3, atol=1e-4, err_msg=str(number))
+        seen.append((stored < TEMPERATURES[0]) | (stored > TEMPERATURES[1]))
+    beyond = np.array(seen)
     assert (beyond[:-1] & ~beyond[1:]).any(), "a temperature beyond its bounds returned"
 
 
