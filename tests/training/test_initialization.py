@@ -297,9 +297,10 @@ def test_frozen_weights_of_a_training_without_a_checkpoint_are_removed(config, t
 # ----------------------------------------------------------------------------------------------- import and export
 @pytest.mark.slow
 def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(config, tmp_path):
-    rows = ["image,labels", *(f"{row}.png,{labels}" for row, labels in enumerate(("a", "b;c", "a;c", "b", "c", "a;b")))]
     for split in ("train", "test"):
-        write(tmp_path, f"{split}.csv", "\n".join(rows), [f"{row}.png" for row in range(6)])
+        images = {f"{split}{row}.png": labels for row, labels in enumerate(("a", "b;c", "a;c", "b", "c", "a;b"))}
+        rows = [f"{name},{labels}" for name, labels in images.items()]
+        write(tmp_path, f"{split}.csv", "\n".join(["image,labels", *rows]), images)
     file, folder = tmp_path / "in.safetensors", RunFolder(tmp_path / "run")
     config.data = settings(str(tmp_path), image_size=8, val_split="")
     config.init_from, config.eval.select_on = str(file), "none"

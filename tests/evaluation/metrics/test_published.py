@@ -73,13 +73,6 @@ def test_average_precision_is_that_of_the_authors_code(name, case, tolerance):
     assert found == pytest.approx(RESULTS[case]["mAP_percent"], abs=1e-6)
 
 
-@pytest.mark.parametrize("threshold", RESULTS["mlvpt_fixed_thresholds"])
-def test_fixed_thresholds_of_mlvpt(threshold):
-    expected = {key: math.nan if x is None else x for key, x in RESULTS["mlvpt_fixed_thresholds"][threshold].items()}
-    figures = multilabel.precision_recall_f1(np.greater(P, float(threshold)), Y)
-    assert {key: figures[key] for key in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
 # --- by other means
 
 
