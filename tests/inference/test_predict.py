@@ -150,8 +150,11 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
     run = make_run()
     run.config.eval.threshold = 0.25
 
+    given = []
+
     def open_run(opened, overrides, which):
         assert str(opened) == str(folder)
+        given.append(dict(overrides))
         return run
 
     monkeypatch.setattr(predictor_module, "open_run", open_run)
@@ -162,3 +165,5 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
     assert opened.version == f"{tmp_path.name} at step 7"
     overridden = Predictor.from_run(tmp_path, [("data.threads", "1"), ("eval.threshold", "0.25")])
     assert overridden.thresholds.tolist() == [0.25] * 4
+    Predictor.from_run(tmp_path, [("data.exif", "ignore")])
+    assert [keys["data.exif"] for keys in given] == ["apply", "apply", "ignore"], "photographs are turned upright"
