@@ -1,4 +1,7 @@
-"""DoRA, BitFit, SSF and AdaptFormer against their formulas, alone and together, and merged into the weights."""
+"""LoRA, DoRA, BitFit, SSF and AdaptFormer: formulas, merged weights, settings. PEFT: pretrained/test_peft.py."""
+
+import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,16 +10,18 @@ import pytest
 from flax import nnx
 from helpers.drawn import drawn
 
-from mlmoe_jax.config import default_config, load_config, use_adapter, validate
+from mlmoe_jax.config import default_config, from_json, load_config, set_key, to_json, use_adapter, validate
+from mlmoe_jax.config.defaults import adapter_section
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapter_merge import layer_weights, merge_adapters
 from mlmoe_jax.models.adapters.lora import LINEAR_LAYERS
+from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.catalog import entry
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import Classifier, sum_deltas
+from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import LayerCall
-from mlmoe_jax.models.outputs import Prompts
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.models.registries import ADAPTERS, describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts
@@ -28,15 +33,17 @@ SHAPES = {
     "clip": ViTShape(**TINY, mlp="quick_gelu", patch_bias=False, pre_norm=True),
     "siglip": ViTShape(**TINY, mlp="gelu_tanh", class_token=False),
 }
-NAMES = ("dora", "bitfit", "ssf", "adaptformer")
+
+
+def new_adapter(name, shape=SHAPES["dinov2"], **settings):
+    config = default_config()
+    use_adapter(config, name, **settings)
+    return ADAPTERS[name].from_config(config.model.adapters[name], shape, dtype=None, rngs=nnx.Rngs(0))
 
 
 def adapter_of(name, shape=SHAPES["dinov2"], **settings):
-    config = default_config()
-    use_adapter(config, name, **settings)
-    settings = config.model.adapters[name]
-    make = lambda: ADAPTERS[name].from_config(settings, shape, dtype=None, rngs=nnx.Rngs(0))  # noqa: E731
-    return drawn(make, 0.2, 5, ones=True)
+    """An adapter with random values."""
+    return drawn(lambda: new_adapter(name, shape, **settings), 0.2, 5, ones=True)
 
 
 def vit_of(shape=SHAPES["dinov2"]):
@@ -45,11 +52,6 @@ def vit_of(shape=SHAPES["dinov2"]):
 
 def image(seed=2):
     return jnp.asarray(np.random.default_rng(seed).normal(size=(2, 16, 16, 3)), jnp.float32)
-
-
-def prompts_of(shape):
-    draw = np.random.default_rng(4)
-    return Prompts(jnp.asarray(draw.normal(size=(shape.depth, 1, 3, shape.width)), jnp.float32))
 
 
 def close(ours, theirs, atol=2e-5):
@@ -66,7 +68,7 @@ def test_dora_sets_the_length_of_each_column():
     whole = (np.linalg.norm(kernel, axis=0) + change) * moved / np.linalg.norm(moved, axis=0)
     x = np.random.default_rng(5).normal(size=(2, 5, 16)).astype(np.float32)
     call = LayerCall(x, x @ kernel + bias, lambda: (kernel, bias))
-    close(call.output + adapter.deltas()["blocks/1/key"](call), x @ whole + bias)
+    close(call.output + jax.jit(lambda: adapter.deltas()["blocks/1/key"](call))(), x @ whole + bias)
 
 
 @pytest.mark.parametrize("name", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
@@ -75,49 +77,36 @@ def test_dropout_is_only_for_training_and_drops_inputs(name):
     vit, adapter = vit_of(), adapter_of(name, rank=2, targets=("query", "value"), dropout=0.5)
     identity = jnp.eye(16)[None]
 
-    def outputs(layer):  # row i has input i alone
-        kernel, bias = layer_weights(vit, f"blocks/0/{layer}")
-        call = LayerCall(identity, identity @ kernel + bias, lambda: (kernel, bias))
-        return np.asarray(adapter.deltas(rngs=nnx.Rngs(1))[f"blocks/0/{layer}"](call))[0]
+    def outputs():
+        """Return the deltas of queries and of values; row i has input i alone."""
+        found = []
+        for path in ("blocks/0/query", "blocks/0/value"):
+            kernel, bias = layer_weights(vit, path)
+            call = LayerCall(identity, identity @ kernel + bias, lambda weights=(kernel, bias): weights)
+            found.append(adapter.deltas(rngs=nnx.Rngs(1))[path](call)[0])
+        return jnp.stack(found)
 
-    plain = outputs("query"), outputs("value")
+    plain = jax.jit(lambda: outputs())()
     adapter.train()
-    query, value = outputs("query") / plain[0], outputs("value") / plain[1]
+    query, value = np.asarray(jax.jit(lambda: outputs())() / plain)
     assert set(np.round([query, value], 3).ravel()) == {0, 2}
     assert not np.array_equal(query, value)
 
 
-@pytest.mark.slow
-def test_bitfit_and_ssf_are_other_weights():
-    """A ViT with deltas computes what a ViT computes whose biases, or kernels and biases, are changed by hand."""
-    for name in ("bitfit", "ssf"):
-        vit, adapter = vit_of(), adapter_of(name)
-        by_hand, width = nnx.clone(vit), 16
-        for index, block in enumerate(by_hand.blocks):
-            columns = [
-                (block.attn.qkv, part, slice(i * width, (i + 1) * width))
-                for i, part in enumerate(("query", "key", "value"))
-            ]
-            whole = [(block.attn.proj, "output"), (block.mlp.fc1, "fc1"), (block.mlp.fc2, "fc2")]
-            norms = [(block.norm1, "norm1"), (block.norm2, "norm2")]
-            for layer, part, *places in (*columns, *whole, *norms):
-                _change(layer, getattr(adapter, part), index, *places)
-        _change(by_hand.patch_embed, adapter.patch_embed, 0)
-        _change(by_hand.norm, adapter.norm, 0)
-        prompts = prompts_of(vit.shape) if name == "ssf" else None
-        read = ("cls", "patches") if prompts is None else ("cls", "prompts")
-        options = {"read": read, "return_attention": True}
-        ours = jax.jit(lambda: vit(image(), prompts, deltas=adapter.deltas(), **options))  # noqa: B023
-        theirs = jax.jit(lambda: by_hand(image(), prompts, **options))  # noqa: B023
-        jax.tree.map(lambda a, b: close(a, b, 1e-4), ours(), theirs())
+def test_bitfit_and_ssf_scale_and_shift_outputs():
+    y = image().reshape(1, -1, 16)
+    bitfit, ssf = adapter_of("bitfit"), adapter_of("ssf")
+    call = LayerCall(y, y, None)
+    close(bitfit.deltas()["blocks/1/norm2"](call), np.broadcast_to(bitfit.norm2.bias[1], y.shape))
+    close(y + ssf.deltas()["blocks/1/norm2"](call), ssf.norm2.scale[1] * y + ssf.norm2.shift[1])
 
 
-def _change(layer, vectors, index, columns=slice(None)):
-    matrix = layer.scale if hasattr(layer, "scale") else layer.kernel
-    scale = vectors.scale[index] if hasattr(vectors, "scale") else 1.0
-    shift = vectors.shift[index] if hasattr(vectors, "scale") else vectors.bias[index]
-    matrix[...] = matrix[...].at[..., columns].multiply(scale)
-    layer.bias[...] = layer.bias[...].at[columns].multiply(scale).at[columns].add(shift)
+def test_the_factor_of_rank_stabilized_updates():
+    """2 / √4 instead of 2 / 4."""
+    x = image().reshape(1, -1, 16)
+    plain, stable = (adapter_of("lora", rank=4, alpha=2.0, rank_stabilized=is_stable) for is_stable in (False, True))
+    plain, stable = (adapter.deltas()["blocks/1/query"](LayerCall(x, x, None)) for adapter in (plain, stable))
+    close(stable, 2 * plain)
 
 
 @pytest.mark.parametrize("source", ["normed", "residual"])
@@ -153,46 +142,20 @@ def test_dropout_of_a_bottleneck_drops_hidden_entries():
     assert not np.array_equal(one == 0, other == 0)
 
 
-# ------------------------------------------------------------------------------------------------------------ together
-@pytest.mark.slow
-@pytest.mark.variants(kind=("dinov3",))
-@pytest.mark.parametrize("kind", SHAPES)
-def test_every_value_of_every_adapter_learns_beside_prompts(kind):
-    shape = SHAPES[kind]
-    vit, prompts = vit_of(shape), prompts_of(shape)
-    adapters = nnx.Dict({name: adapter_of(name, shape) for name in ("lora", *NAMES)})
-    structure, state = nnx.split(adapters)
-
-    @jax.jit
-    @jax.grad
-    def slopes(state):
-        deltas = sum_deltas([adapter.deltas() for adapter in nnx.merge(structure, state).values()])
-        features = vit(image(), prompts, read=("cls", "prompts", "patches"), deltas=deltas)
-        return sum(jnp.square(part).sum() for part in (features.cls, features.prompts, jnp.sin(features.patches)))
-
-    for path, slope in nnx.to_flat_state(slopes(state)):
-        assert np.isfinite(slope[...]).all()
-        # a shift of all keys alike changes no softmax
-        assert np.abs(slope[...]).max() > (0 if "key" in path else 1e-5), path
+@pytest.mark.parametrize("name", ["lora", "dora", "bitfit", "adaptformer"])
+def test_a_new_adapter_changes_nothing_bit_for_bit(name):
+    vit, x = vit_of(), image().reshape(1, -1, 16)
+    narrow = {"targets": ("query", "norm1")} if name == "bitfit" else {}
+    for path, delta in new_adapter(name, **narrow).deltas().items():
+        weights = (lambda: layer_weights(vit, path)) if name == "dora" else None  # noqa: B023
+        output = x @ weights()[0] + weights()[1] if weights else x
+        assert not np.any(delta(LayerCall(x, output, weights))), path
 
 
-@pytest.mark.slow
-def test_new_adapters_but_ssf_change_nothing_bit_for_bit():
-    vit, config = vit_of(), default_config()
-    given = {"prompts": prompts_of(vit.shape), "read": ("cls", "patches")}
-    plain = vit(image(), **given)
-    for name in ("lora", "dora", "bitfit", "adaptformer"):
-        use_adapter(config, name, **({"targets": LINEAR_LAYERS} if name == "lora" else {}))
-        new = ADAPTERS[name].from_config(config.model.adapters[name], vit.shape, dtype=None, rngs=nnx.Rngs(0))
-        features = vit(image(), **given, deltas=new.deltas())
-        np.testing.assert_array_equal(features.cls, plain.cls, err_msg=name)
-        np.testing.assert_array_equal(features.patches, plain.patches, err_msg=name)
-        if name == "lora":
-            assert 0.9 / 4 < np.abs(new.query.a[...]).max() <= 1 / 4, "uniform, as in the authors' code"
-    use_adapter(config, "ssf")
-    ssf = ADAPTERS["ssf"].from_config(
-        config.model.adapters.ssf, ViTShape(256, 4, 4, 8, 16), dtype=None, rngs=nnx.Rngs(0)
-    )
+def test_initial_values_are_those_of_the_authors_code():
+    a = new_adapter("lora", targets=LINEAR_LAYERS).query.a[...]
+    assert 0.9 / 4 < np.abs(a).max() <= 1 / 4, "uniform"
+    ssf = new_adapter("ssf", ViTShape(256, 4, 4, 8, 16))
     for vectors, mean in ((ssf.fc1.scale, 1), (ssf.fc1.shift, 0)):
         close([np.mean(vectors[...]), np.std(vectors[...])], [mean, 0.02], 2e-3)
 
@@ -206,12 +169,15 @@ def test_what_has_no_bias_is_not_tuned_by_bitfit():
 
 # -------------------------------------------------------------------------------------------------------------- merged
 def classifier(shape, *adapters):
-    head = drawn(lambda: LinearHead(shape.width, 3, rngs=nnx.Rngs(0)), 0.2, 9)
-    return Classifier(vit_of(shape), None, head, final_norm=True, precision="highest", adapters=dict(adapters))
+    prompts = drawn(lambda: DeepPrompts(shape.depth, 16, 8, count=3, rngs=nnx.Rngs(0)), 1.0, 4)
+    head = drawn(lambda: LinearHead(shape.width, 3, pool="both", rngs=nnx.Rngs(0)), 0.2, 9)
+    return Classifier(vit_of(shape), prompts, head, final_norm=True, precision="highest", adapters=dict(adapters))
 
 
-def probabilities(model):
-    return jax.jit(lambda: jax.nn.sigmoid(model(image()).logits))()
+@jax.jit
+def predicted(model):
+    prediction = model(image(), return_attention=True)
+    return jax.nn.sigmoid(prediction.logits), prediction.attention["cls"]
 
 
 @pytest.mark.variants(kind=("dinov2",))
@@ -219,48 +185,90 @@ def probabilities(model):
     ("kind", "names"), [("dinov2", ("lora", "dora", "bitfit", "ssf")), ("dinov3", ("lora", "dora", "bitfit"))]
 )
 def test_merged_equals_unmerged(kind, names):
+    """Beside prompts, which provide keys and values only."""
     shape = SHAPES[kind]
-    targets = {"targets": ("query", "key", "value", "output", "fc1", "fc2")}
-    model = classifier(
-        shape, *((name, adapter_of(name, shape, **(targets if name in ("lora", "dora") else {}))) for name in names)
-    )
-    before = probabilities(model)
+    targets = {"lora": {"targets": LINEAR_LAYERS}, "dora": {"targets": LINEAR_LAYERS}}
+    model = classifier(shape, *((name, adapter_of(name, shape, **targets.get(name, {}))) for name in names))
+    before = predicted(model)
     merged = merge_adapters(model)
     assert not any(path.startswith("adapters/") for path in named_variables(merged))
-    np.testing.assert_allclose(probabilities(merged), before, rtol=0, atol=1e-6)
+    for ours, expected in zip(predicted(merged), before, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
     assert len(model.adapters) == len(names), "the given model stays"
-    assert np.abs(probabilities(classifier(shape)) - before).max() > 1e-2
+    assert np.abs(predicted(classifier(shape))[0] - before[0]).max() > 1e-2
+
+
+# ------------------------------------------------------------------------------------------------- a method's model
+@pytest.mark.slow
+def test_a_recomputed_block_has_the_same_gradient():
+    """With dropout: the blocks that are computed again in the backward pass drop the same entries."""
+    gradients = []
+    for remat in (False, True):
+        vit = vit_of()
+        vit.remat = remat
+        structure, state = nnx.split(adapter_of("lora", rank=2, dropout=0.5))
+
+        def loss(state, vit=vit, structure=structure):
+            adapter = nnx.merge(structure, state)
+            adapter.train()
+            return vit(image(), deltas=adapter.deltas(rngs=nnx.Rngs(3))).cls.sum()
+
+        gradients.append(jax.jit(jax.grad(loss))(state))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), *gradients)
+
+
+def test_frozen_kernels_get_no_gradient():
+    """The backward pass has the products of the forward pass, for inputs, and small ones, but none for kernels."""
+    parts = abstract_parts(load_config("lora:dataset=digits", []), synthetic_label_space(10, 1))
+    given = parts.trainable, parts.frozen, jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+
+    def loss(trainable, frozen, image):
+        return parts.definition.merge(trainable, frozen)(image).logits.sum()
+
+    forward, backward = (count_macs(jax.make_jaxpr(function)(*given).jaxpr) for function in (loss, jax.grad(loss)))
+    assert backward < 2.4 * forward, "with gradients of all kernels it would be three times"
 
 
 # ------------------------------------------------------------------------------------------------------------- configs
+# Of a ViT-B/16: parameters, and multiply-adds per token.
 COUNTS = {
-    "lora:rank_stabilized=true": 294_912,
-    "dora": 294_912 + 12 * 2 * 768,
-    "bitfit:backbone=vit_b16_in21k": 102_912,
-    "ssf:backbone=vit_b16_in21k": 205_824,  # the 0.205 million of the paper, without the head
-    "adaptformer:backbone=vit_b16_mae": 1_189_632,  # the 1.19 million of the paper, without the head
+    "lora": (294_912, 294_912),
+    "dora": (294_912 + 12 * 2 * 768, 294_912),
+    "bitfit": (102_912, 0),  # biases are counted with their layers
+    "ssf": (205_824, 102_912),  # the 0.205 million of the paper
+    "adaptformer": (1_189_632, 12 * 2 * 64 * 768),  # the 1.19 million of the paper
 }
 
 
-@pytest.mark.parametrize("reference", COUNTS)
-def test_parameters_are_those_of_the_papers(reference):
-    config = load_config(reference, [])
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameters_are_those_of_the_papers_and_multiply_adds_are_counted(name):
+    adapter = nnx.eval_shape(lambda: new_adapter(name, entry("vit_b16_in21k").shape))
+    parameters = sum(variable.size for _, variable in named_variables(adapter).values())
+    assert (parameters, adapter.macs(197)) == (COUNTS[name][0], 197 * COUNTS[name][1])
+
+
+def test_a_config_with_an_adapter_is_stored_and_read():
+    config = load_config("lora:rank=4,targets=query+key,alpha=2,dataset=digits", [])
     validate(config)
-    parts = abstract_parts(config, synthetic_label_space(80, 5))
-    assert (
-        sum(value.size for path, value in parts.trainable.items() if path.startswith("adapters/")) == COUNTS[reference]
-    )
-    assert sum(value.size for value in parts.trainable.values()) == COUNTS[reference] + 61_520
+    settings = config.model.adapters.lora
+    assert (settings.rank, settings.targets, settings.alpha, settings.dropout) == (4, ("query", "key"), 2.0, 0.0)
+    assert from_json(to_json(config)).to_dict() == config.to_dict()
+    stored = json.loads(to_json(config))
+    del stored["model"]["adapters"]["lora"]["dropout"]  # a setting that is newer than the run
+    assert from_json(json.dumps(stored)).model.adapters.lora.dropout == 0
+    del stored["model"]["adapters"]
+    assert not from_json(json.dumps(stored)).model.adapters
 
 
-@pytest.mark.slow
-def test_multiply_adds_of_adapters_are_counted():
-    shape = entry("vit_b16_in21k").shape
-    macs = {name: nnx.eval_shape(lambda name=name: adapter_of(name, shape)).macs(197) for name in ("lora", *NAMES)}
-    assert macs["bitfit"] == 0, "biases are counted with their layers"
-    assert macs["dora"] == macs["lora"] == 197 * 294_912
-    assert macs["ssf"] == 197 * 102_912
-    assert macs["adaptformer"] == 197 * 12 * 2 * 64 * 768
+def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
+    config = load_config("vpt:dataset=digits", [("model.adapters.lora.rank", "2")])
+    assert config.model.adapters.lora.targets == ("query", "value")
+    set_key(config, "model.adapters", "lora", role="key")
+    assert config.model.adapters.lora.rank == 2
+    use_adapter(config, "lora", alpha=1.0)
+    assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
+    assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
+    assert adapter_section("lora").entries["rank"].allowed == "an integer of at least 1 and at most 4,096"
 
 
 def test_adapters_are_described():
