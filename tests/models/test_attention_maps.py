@@ -1,6 +1,7 @@
-"""Attention maps against softmaxes by hand from the parameters, and that they cost nothing if not requested."""
+"""Attention maps of labels against softmaxes by hand, and that maps cost nothing if not requested.
 
-from collections.abc import Mapping
+Maps of prompts and the class token: test_foundation_models.py.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +13,17 @@ from helpers.programs import calls
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.gcn import ADDGCNHead
 from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.layers.attention import Attention
-from mlmoe_jax.models.outputs import Features, Prompts
+from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
-B, D, H, P, R, M = 2, 8, 2, 4, 1, 3
-SHAPE = ViTShape(width=D, depth=1, heads=H, patch=4, native=8, registers=R)
+B, D, H, P = 2, 8, 2, 4
 GRID, N = (2, 3), 6
-GROUP_OF = prompt_groups(sides=1, groups=2, per_group=2)
 
 
 def draw(*shape, seed=1):
@@ -39,80 +36,13 @@ def normed(x, layer, eps):
     return x * np.asarray(layer.scale) + np.asarray(layer.bias)
 
 
-def by_hand(attention, asks, answers, *, key=None, mask=None, temperature=1.0):
-    """Return softmax(QKᵀ/√d) of every head in numpy: queries [B,Q,D] and keys [B,T,D] -> [B,H,Q,T + m].
-
-    key: [m,D], keys that are not projected. mask: bool[Q,T + m].
-    """
+def by_hand(attention, asks, keys, mask=None):
+    """Return softmax(QKᵀ/√d) of every head in numpy, f64[B,H,Q,T]; queries [B,Q,D], keys [B,T,D], mask bool[Q,T]."""
     kernel, bias = np.asarray(attention.qkv.kernel, np.float64), np.asarray(attention.qkv.bias, np.float64)
-    rows = []
-    for b in range(B):
-        keys = answers[b] @ kernel[:, D : 2 * D] + bias[D : 2 * D]
-        keys = keys if key is None else np.concatenate([keys, key])
-        queries = (asks[b] @ kernel[:, :D] + bias[:D]) / temperature
-        heads = []
-        for h in range(H):
-            part = slice(h * D // H, (h + 1) * D // H)
-            scores = queries[:, part] @ keys[:, part].T / np.sqrt(D / H)
-            weights = np.exp(scores) * (1 if mask is None else mask)
-            heads.append(weights / weights.sum(axis=1, keepdims=True))
-        rows.append(heads)
-    return np.array(rows)
-
-
-# ------------------------------------------------------------------------------------------------- in the last block
-PROMPT_KINDS: dict[str, Mapping] = {
-    "plain": {},
-    "masked": {"mask": prompt_mask("cross_group", GROUP_OF)},
-    "e2vpt": {"key_value": draw(1, 1, M, D, seed=4), "present": jnp.array([True, False, True, True])},
-    "gatevpt": {"temperature": jnp.array([1.7])},
-}
-PROMPT_KINDS["all"] = {name: value for options in PROMPT_KINDS.values() for name, value in options.items()}
-
-
-@pytest.fixture(scope="module")
-def vit():
-    return drawn(lambda: ViT(SHAPE, rngs=nnx.Rngs(0)))
-
-
-@pytest.mark.parametrize(
-    ("kind", "read"),
-    [
-        ("masked", "prompts"),
-        ("all", "cls+prompts+patches"),
-        *(
-            pytest.param(kind, read, marks=pytest.mark.slow)
-            for kind in PROMPT_KINDS
-            for read in ("cls", "prompts", "cls+prompts+patches")
-        ),
-    ],
-)
-def test_class_token_and_prompts_against_softmax_by_hand(vit, kind, read):
-    image, options, read = draw(B, 8, 12, 3), PROMPT_KINDS[kind], read.split("+")
-    prompts = Prompts(draw(1, 1, P, D, seed=3), **options)
-    features, tokens = jax.jit(lambda x: (vit(x, prompts, read=read, return_attention=True), vit.embed(x)[0]))(image)
-    assert features.grid == GRID
-    assert set(features.attention) == set(read) - {"patches"}
-
-    tokens = np.asarray(tokens)  # class token, register, patches
-    tokens = np.concatenate([tokens, np.tile(prompts.tokens[0], (B, 1, 1))], axis=1)
-    own = np.arange(tokens.shape[1]) >= 1 + R + N  # of the prompts
-    further = M if "key_value" in options else 0
-    mask = np.ones((tokens.shape[1], tokens.shape[1] + further), bool)
-    if "mask" in options:
-        mask[np.ix_(own, np.flatnonzero(own))] = options["mask"]
-    if "present" in options:
-        mask[:, np.flatnonzero(own)[1]] = False
-    block, tokens = vit.blocks[0], normed(tokens, vit.blocks[0].norm1, SHAPE.eps)
-    key = np.asarray(options["key_value"])[0, 0] if further else None
-    weights = by_hand(
-        block.attn, tokens, tokens, key=key, mask=mask, temperature=1.7 if "temperature" in options else 1.0
-    )
-    mean = weights.mean(axis=1)[..., 1 + R : 1 + R + N]
-    expected = {"cls": mean[:, :1], "prompts": mean[:, own]}
-    for name, found in features.attention.items():
-        np.testing.assert_allclose(found, expected[name], atol=2e-6)
-        assert (np.asarray(found).sum(axis=-1) < 1).all(), "the remaining weight is on other tokens"
+    queries, keys = (x @ kernel[:, part] + bias[part] for x, part in ((asks, slice(D)), (keys, slice(D, 2 * D))))
+    queries, keys = (x.reshape(*x.shape[:2], H, D // H) for x in (queries, keys))
+    weights = np.exp(np.einsum("bqhd,bthd->bhqt", queries, keys) / np.sqrt(D / H)) * (1 if mask is None else mask)
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 # -------------------------------------------------------------------------------------------------- of label queries
@@ -198,20 +128,11 @@ def test_cells_of_add_gcn_by_hand():
 K = 10
 MAPS = {
     "linear_probe": {"cls": 1},
-    "vpt": {"cls": 1},
-    "gvpt": {"prompts": 8},
     "mlvpt_digits": {"prompts": 8},
     "mlmoe_dinov2": {"prompts": 8, "labels": K},
-    "q2l_resnet101": {"labels": K},
-    "ml_decoder_resnet101": {"labels": K},
     "drmoe_resnet101": {"labels": K},
-    "hsq_resnet101": {"labels": K},
-    "addgcn_resnet101": {"labels": K},
     "mlgcn_resnet101": {},
 }
-
-
-ALIKE = ("vpt", "ml_decoder_resnet101", "hsq_resnet101", "gvpt")  # to another one here
 
 
 def tiny(reference):
@@ -224,7 +145,7 @@ def tiny(reference):
     return definition, {**params, **stats}
 
 
-@pytest.mark.parametrize("reference", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in MAPS])
+@pytest.mark.parametrize("reference", MAPS)
 def test_every_method_returns_maps_of_the_features_that_its_head_reads(tiny_vit, reference):
     definition, values = tiny(reference)
     image = jax.ShapeDtypeStruct((B, 64, 64, 3), jnp.float32)
