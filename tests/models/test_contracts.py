@@ -1,5 +1,6 @@
 """The declarations of every head and every backbone against their behavior."""
 
+import functools
 import re
 import subprocess
 import sys
@@ -17,7 +18,10 @@ from jax.sharding import AbstractMesh
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
+from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
+from mlmoe_jax.models.backbones.resnet import ResNetShape
+from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.macs import count_macs
@@ -28,7 +32,7 @@ from mlmoe_jax.models.registries import HEADS, head_class
 from mlmoe_jax.runs.assemble import label_axes_for
 from mlmoe_jax.runtime.sharding import make_mesh
 
-D, N, B, LABELS = 12, 4, 2, 5
+D, N, B, LABELS = 12, 4, 2, 17
 # name: the kind of head and settings
 CASES = {
     "linear": ("linear", {"pool": "both"}),
@@ -52,8 +56,9 @@ CASES = {
 }
 
 
-def config_of(kind, settings):
-    config = default_config()
+@functools.cache
+def config_of(name: str):
+    (kind, settings), config = CASES[name], default_config()
     head, prompts = config.model.head, config.model.prompts
     head.kind, prompts.num_groups, prompts.per_group = kind, 2, 3
     head.decoder.update({"width": 8, "heads": 2, "hidden": 6, "encoder_layers": 1, "decoder_layers": 1})
@@ -74,22 +79,25 @@ DEFAULT = (*{kind: name for name, (kind, _) in reversed(CASES.items())}.values()
 DEEP = [name for name, (kind, _) in CASES.items() if kind in ("query", "routed_experts", "cnn_rnn")]
 
 
-def make_head(config, labels: int, dtype=None) -> Head:
+def make_head(name: str, labels: int = LABELS, dtype=None) -> Head:
+    config = config_of(name)
     space = synthetic_label_space(labels, config.model.prompts.num_groups)
     return head_class(config).from_config(config, D, space, dtype=dtype, rngs=nnx.Rngs(0))
 
 
-def abstract_head(config, labels: int) -> Head:
-    return nnx.eval_shape(lambda: make_head(config, labels))
+@functools.cache
+def abstract_head(name: str, labels: int = LABELS) -> Head:
+    """Return a head without values, which no test changes."""
+    return nnx.eval_shape(lambda: make_head(name, labels))
 
 
-def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
-    _, params, stats = ModelDef.split(abstract_head(config, labels))
+def shapes_of(name: str, labels: int) -> dict[str, tuple[int, ...]]:
+    _, params, stats = ModelDef.split(abstract_head(name, labels))
     return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
 
 
-def axis_names(config, labels: int) -> dict[str, tuple]:
-    definition, _, _ = ModelDef.split(abstract_head(config, labels))
+def axis_names(name: str) -> dict[str, tuple]:
+    definition, _, _ = ModelDef.split(abstract_head(name))
     return {f"head/{path}": names for path, names in definition.axes().items()}
 
 
@@ -101,9 +109,8 @@ def test_every_kind_of_head_is_tried():
 @pytest.mark.parametrize("name", CASES)
 def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     """The axes named after labels are exactly those that grow by one with one more label."""
-    kind, settings = CASES[name]
-    config, K = config_of(kind, settings), 17
-    shapes, one_more, named, grown = shapes_of(config, K), shapes_of(config, K + 1), axis_names(config, K), {}
+    kind, K, grown = CASES[name][0], LABELS, {}
+    shapes, one_more, named = shapes_of(name, K), shapes_of(name, K + 1), axis_names(name)
     for path, shape in shapes.items():
         assert len(named.get(path, shape)) == len(shape), path
         axes = tuple(axis for axis in range(len(shape)) if one_more[path][axis] == shape[axis] + 1)
@@ -113,10 +120,9 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
             grown[path] = axes[0]
         assert (axes != ()) == (K in shape) or kind == "cnn_rnn", path
     by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
-    assert abstract_head(config, K).by_label == by_label
-    definition = ModelDef.split(
-        Classifier(Still(), None, abstract_head(config, K), final_norm=True, precision="default")
-    )[0]
+    head = abstract_head(name)
+    assert head.by_label == by_label
+    definition = ModelDef.split(Classifier(Still(), None, head, final_norm=True, precision="default"))[0]
     mesh = AbstractMesh((1, 1, 2), ("data", "fsdp", "expert"))
     sharded = label_axes_for(definition, K, mesh)
     assert (dict(sharded.axis), sharded.num_labels) == (grown, K) if by_label else sharded is None
@@ -124,8 +130,7 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
 
 
 def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
-    cases = ("experts", "gates of groups", "ml_gcn", "grouped decoding")
-    named = {name: axis_names(config_of(*CASES[name]), 17) for name in cases}
+    named = {name: axis_names(name) for name in ("experts", "gates of groups", "ml_gcn", "grouped decoding")}
     assert named["experts"]["head/bank/up/kernel"] == (PROMPT, None, None)
     assert named["experts"]["head/co/gate/bias"] == (PROMPT, LABEL)
     assert named["gates of groups"]["head/dc/gate/kernel"] == (PROMPT, PROMPT, None)
@@ -147,13 +152,18 @@ def features_of(head: Head, images: int, make=lambda shape: jax.ShapeDtypeStruct
     return Features(part("cls", D), part("prompts", 12, D), part("patches", N, D), (2, 2), quarters=quarters)
 
 
-def trace(head: Head, images: int, train: bool = False):
-    """Return the program of a head, and its prediction without values."""
+@functools.cache
+def trace(name: str, train: bool = False):
+    """Return the program of a head for one image, or in training for B, and its prediction without values."""
+    head, images = abstract_head(name), B if train else 1
     definition, state = nnx.split(head)
 
     def call(state, features):
-        given = {"labels": jnp.ones((images, LABELS)), "rngs": nnx.Rngs(0)} if train else {}
-        return nnx.merge(definition, state)(features, **given)
+        merged = nnx.merge(definition, state)
+        if not train:
+            return merged(features)
+        merged.train()
+        return merged(features, labels=jnp.ones((images, LABELS)), rngs=nnx.Rngs(0))
 
     program, prediction = jax.make_jaxpr(call, return_shape=True)(state, features_of(head, images))
     return program.jaxpr, prediction
@@ -162,11 +172,9 @@ def trace(head: Head, images: int, train: bool = False):
 @pytest.mark.variants(name=DEFAULT)
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
-    kind, settings = CASES[name]
-    config = config_of(kind, settings)
-    head = abstract_head(config, LABELS)
-    _, prediction = trace(head, B)
-    assert prediction.logits.shape == (B, LABELS)
+    kind, config, head = CASES[name][0], config_of(name), abstract_head(name)
+    _, prediction = trace(name)
+    assert prediction.logits.shape == (1, LABELS)
     assert {"logits", *prediction.terms} == set(HEADS[kind].terms(config)) | {"logits"}
     assert {gate: weights.shape[-1] for gate, weights in prediction.gates.items()} == {
         gate: len(names) for gate, names in HEADS[kind].gate_entries(config).items()
@@ -180,9 +188,8 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
 @pytest.mark.variants(name=DEFAULT)
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(name):
-    kind, settings = CASES[name]
-    head = abstract_head(config_of(kind, settings), LABELS)
-    program, _ = trace(head, 1)
+    kind, head = CASES[name][0], abstract_head(name)
+    program, _ = trace(name)
     layers, extra = head.published_macs(N)
     assert layers > 0
     assert extra >= 0
@@ -193,18 +200,16 @@ def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(na
     if not kind.startswith("group"):  # which compute the votes of all groups, and select those of a label's
         assert count_macs(program) == layers + extra - head.norm_macs(N) - not_computed
     assert not calls(program, "random_bits")
-    head.train()
-    assert bool(calls(trace(head, B, train=True)[0], "random_bits")) == (name in DEEP)
+    assert bool(calls(trace(name, train=True)[0], "random_bits")) == (name in DEEP)
 
 
 @pytest.mark.variants(name=("ml_decoder", "dr_moe", "cnn_rnn"))
 @pytest.mark.parametrize("name", DEEP)
 def test_half_precision_is_only_internal(name):
-    kind, settings = CASES[name]
-    config, draw = config_of(kind, settings), np.random.default_rng(0)
-    heads = [drawn(lambda dtype=dtype: make_head(config, LABELS, dtype), 0.3) for dtype in (None, jnp.bfloat16)]
+    draw = np.random.default_rng(0)
+    heads = [drawn(lambda dtype=dtype: make_head(name, dtype=dtype), 0.3) for dtype in (None, jnp.bfloat16)]
     given = features_of(heads[0], B, lambda shape: draw.normal(size=shape).astype(np.float32))
-    labels = np.array([[1.0, 0, 0, 1, 0], [0, 1, 0, 0, 1]])
+    labels = draw.integers(0, 2, (B, LABELS)).astype(np.float32)
     exact, half = jax.jit(lambda given: [head(given, labels=labels) for head in heads])(given)
     for ours, theirs in zip(jax.tree.leaves(half), jax.tree.leaves(exact), strict=True):
         assert ours.dtype == jnp.float32
@@ -273,11 +278,18 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- backbones
-@pytest.mark.variants(name=("dinov2_vits14", "resnet50"))
-@pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny", "efficientnet_lite0"])
+SHAPES = {
+    "vit": ViTShape(width=16, depth=2, heads=2, patch=14, native=28),
+    "resnet": ResNetShape((1, 1, 1, 1), stem=4),
+    "convnext": ConvNeXtShape((1, 1, 1, 1), (8, 12, 16, 24)),
+    "efficientnet": EfficientNetLiteShape((1, 1, 1, 1, 1, 1, 1), (16, 8, 8, 8, 16, 8, 16), stem=8, width=320),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_has_the_properties_of_its_family(name):
-    shape, side = catalog.entry(name).shape, 70
-    assert shape.fits(side) == (name != "convnext_tiny")
+    shape, side = SHAPES[name], 70
+    assert shape.fits(side) == (name != "convnext")
     backbone = nnx.eval_shape(lambda: shape.build(batch_norm="running", rngs=nnx.Rngs(0)))
     assert backbone.shape == shape
     definition, state = nnx.split(backbone)
@@ -286,6 +298,6 @@ def test_a_shape_has_the_properties_of_its_family(name):
     layers, extra, tokens = shape.published_macs(side, None)
     assert features.patches.shape == (1, tokens, shape.width)
     assert features.cls is None
-    assert (layers > 1e7, extra > 0) == (True, name == "dinov2_vits14")
-    assert bool(shape.frozen_rules("frozen")) == (name in ("resnet50", "efficientnet_lite0"))
+    assert (layers > 1e5, extra > 0) == (True, name == "vit")
+    assert bool(shape.frozen_rules("frozen")) == (name in ("resnet", "efficientnet"))
     assert shape.frozen_rules("trainable") == ()

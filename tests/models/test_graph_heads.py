@@ -1,4 +1,5 @@
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -6,47 +7,26 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.twins import below
 
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.layers.initializers import Constant
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.pretrained.rules.head_names import own_classifier, pointwise_matrix
+from mlmoe_jax.pretrained.load import apply_rules
+from mlmoe_jax.pretrained.rules.head_names import HEAD_LAYOUTS
 
 TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
 RESNET_101 = 42_500_160  # parameters of the body
-# Our paths below the head, and the tensors of ADD-GCN in the authors' code.
-ADD_GCN = {
-    "map_classifier/kernel": "fc.weight",
-    "transform/kernel": "conv_transform.weight",
-    "transform/bias": "conv_transform.bias",
-    "graph/static_graph/kernel": "gcn.static_adj.0.weight",
-    "graph/static/kernel": "gcn.static_weight.0.weight",
-    "graph/static/bias": "gcn.static_weight.0.bias",
-    "graph/context/kernel": "gcn.conv_global.weight",
-    "graph/context/bias": "gcn.conv_global.bias",
-    "graph/context_norm/scale": "gcn.bn_global.weight",
-    "graph/context_norm/bias": "gcn.bn_global.bias",
-    "graph/relation/kernel": "gcn.conv_create_co_mat.weight",
-    "graph/relation/bias": "gcn.conv_create_co_mat.bias",
-    "graph/dynamic/kernel": "gcn.dynamic_weight.weight",
-    "graph/dynamic/bias": "gcn.dynamic_weight.bias",
-    "classifier/kernel": "last_linear.weight",
-    "classifier/bias": "last_linear.bias",
-}
-STATISTICS = {
-    "graph/context_norm/mean": "gcn.bn_global.running_mean",
-    "graph/context_norm/var": "gcn.bn_global.running_var",
-}
+HEADS = {layout.name: layout for layout in HEAD_LAYOUTS}
 
 
-def ours(path: str, tensor: np.ndarray) -> np.ndarray:
-    tensor = tensor.astype(np.float32)
-    if tensor.ndim < 3:
-        return tensor
-    return own_classifier(tensor) if path.startswith("classifier") else pointwise_matrix(tensor)
+def stored(name: str, prefix: str = "weights/") -> dict[str, np.ndarray]:
+    """Return the arrays of a twin below `prefix` under our paths below the head, by the rules of its layout."""
+    tensors = {key: value.astype(np.float32) for key, value in below(TWIN, f"{name}/{prefix}").items()}
+    return {path.removeprefix("head/"): x for path, x in apply_rules(Path(name), tensors, HEADS[name]).values.items()}
 
 
 def features_of(name: str) -> Features:
@@ -67,15 +47,6 @@ def ml_gcn(words=None, adjacency=None, **options):
 
 def add_gcn(**options):
     return ADDGCNHead(WIDTH, LABELS, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
-
-
-def ml_gcn_values():
-    return {f"gc{i}/kernel": TWIN[f"ml_gcn/weights/gc{i}.weight"].astype(np.float32) for i in (1, 2)}
-
-
-def add_gcn_values():
-    names = ADD_GCN | STATISTICS
-    return {path: ours(path, TWIN[f"add_gcn/weights/{name}"]) for path, name in names.items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -106,30 +77,31 @@ def test_ml_gcn_is_the_torch_twin():
     definition, params, stats = ModelDef.split(nnx.eval_shape(ml_gcn))
     assert set(params) == {"gc1/kernel", "gc2/kernel"}
     assert not stats
-    prediction, _, gradient = run(definition, ml_gcn_values(), features_of("ml_gcn"))
+    prediction, _, gradient = run(definition, stored("ml_gcn"), features_of("ml_gcn"))
     close(prediction.logits, TWIN["ml_gcn/logits"])
     assert not prediction.terms
-    for i in (1, 2):
-        close(gradient[f"gc{i}/kernel"], TWIN[f"ml_gcn/gradient/gc{i}.weight"])
+    for path, theirs in stored("ml_gcn", "gradient/").items():
+        close(gradient[path], theirs, path)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_add_gcn_is_the_torch_twin(mode):
     definition, params, stats = ModelDef.split(nnx.eval_shape(add_gcn))
-    assert set(params) == set(ADD_GCN)
-    assert set(stats) == set(STATISTICS)
-    prediction, stats, gradient = run(definition, add_gcn_values(), features_of("add_gcn"), train=mode == "train")
+    assert stored("add_gcn").keys() == {*params, *stats}
+    prediction, found, gradient = run(definition, stored("add_gcn"), features_of("add_gcn"), train=mode == "train")
     for term in ("map", "graph"):
         close(prediction.terms[term], TWIN[f"add_gcn/{mode}/{term}"], term)
     close(prediction.logits, (TWIN[f"add_gcn/{mode}/map"] + TWIN[f"add_gcn/{mode}/graph"]) / 2)
-    for path, name in ADD_GCN.items():
-        if (mode, name) == ("train", "gcn.conv_global.bias"):  # the mean of the batch cancels it
+    theirs = stored("add_gcn", f"{mode}/gradient/")
+    for path in params:
+        if (mode, path) == ("train", "graph/context/bias"):  # the mean of the batch cancels it
             assert np.abs(gradient[path]).max() < 1e-4
         else:
-            close(gradient[path], ours(path, TWIN[f"add_gcn/{mode}/gradient/{name}"]), path)
-    for path, name in STATISTICS.items():
-        after = TWIN[f"add_gcn/after/{name.rpartition('.')[2]}"]
-        close(stats[path], after if mode == "train" else add_gcn_values()[path], path)
+            close(gradient[path], theirs[path], path)
+    for path, before in stored("add_gcn").items():
+        if path in stats:
+            after = TWIN[f"add_gcn/after/running_{path.rpartition('/')[2]}"]
+            close(found[path], after if mode == "train" else before, path)
 
 
 def test_the_dynamic_graph_is_that_of_the_torch_twin():
@@ -140,7 +112,7 @@ def test_the_dynamic_graph_is_that_of_the_torch_twin():
         label_features = head.label_features(patches, head.map_classifier(patches).astype(jnp.float32))
         return head.graph.adjacency(head.graph.spread_static(label_features))
 
-    graph = jax.jit(dynamic)(add_gcn_values(), features_of("add_gcn").patches)
+    graph = jax.jit(dynamic)(stored("add_gcn"), features_of("add_gcn").patches)
     # our rows are the authors' columns: the weights of all labels for one label
     close(graph, TWIN["add_gcn/eval/dynamic"].swapaxes(1, 2))
 
@@ -161,26 +133,13 @@ def test_published_counts(name, parameters, part, macs):
     assert head.published_macs(20)[part] == macs
 
 
-def test_initial_values_are_those_of_the_authors_code():
-    bounds = {"gc1/kernel": HIDDEN, "gc2/kernel": WIDTH, "graph/relation/kernel": 2 * HIDDEN, "transform/bias": WIDTH}
-
-    @jax.jit  # values that are not returned are not computed
-    def drawn():
-        values = ModelDef.split(ml_gcn())[1] | ModelDef.split(add_gcn())[1]
-        return {path: values[path] for path in bounds}
-
-    for path, values in drawn().items():
-        bound = bounds[path] ** -0.5
-        assert 0.85 * bound < np.abs(values).max() <= bound, path
-
-
 @pytest.mark.parametrize("name", ["ml_gcn", "add_gcn"])
 def test_half_precision_is_near(name):
-    build, values = (ml_gcn, ml_gcn_values()) if name == "ml_gcn" else (add_gcn, add_gcn_values())
+    build = ml_gcn if name == "ml_gcn" else add_gcn
     definition, *_ = ModelDef.split(nnx.eval_shape(lambda: build(dtype=jnp.bfloat16)))
     features = features_of(name)
     coarse = Features(None, None, jnp.asarray(features.patches, jnp.bfloat16), features.grid)
-    found = logits_of(definition, values, coarse)
+    found = logits_of(definition, stored(name), coarse)
     twin = "ml_gcn/logits" if name == "ml_gcn" else "add_gcn/eval/map"
     exact = TWIN[twin] if name == "ml_gcn" else (TWIN[twin] + TWIN["add_gcn/eval/graph"]) / 2
     assert found.dtype == jnp.float32

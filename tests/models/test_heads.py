@@ -9,12 +9,13 @@ from helpers.bench import drawn_model
 from helpers.drawn import drawn
 from helpers.name_vectors import drawn_vectors
 from PIL import Image
+from scipy import special
 from scipy.special import logsumexp
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
-from mlmoe_jax.models.build import build_model, gather_quarters, image_and_quarters
+from mlmoe_jax.models.build import gather_quarters, image_and_quarters
 from mlmoe_jax.models.heads.cosine import CosineHead
 from mlmoe_jax.models.heads.csra import CSRAHead
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
@@ -26,24 +27,25 @@ from mlmoe_jax.models.params import ModelDef
 
 D, G, M, K = 12, 3, 2, 5
 CO, DC = [0, 1, 2, 0, 1], [2, 2, 1, 0, 0]
+SIDES = {"co": CO, "dc": DC}
+TOKENS = np.random.default_rng(5).normal(size=(4, 2 * G * M, D)).astype(np.float32)
 
 
-def make_head(**options):
-    sides = {"co": CO, "dc": DC}
+def make_head(sides=SIDES, **options):
     return drawn(lambda: GroupExpertsHead(D, sides, groups=G, per_group=M, rngs=nnx.Rngs(0), **options), 0.3)
 
 
-@pytest.fixture(scope="module")
-def tokens():
-    return jax.random.normal(jax.random.key(5), (4, 2 * G * M, D))
+@jax.jit
+def predict(head, tokens=TOKENS):
+    return head(Features(None, tokens, None, (1, 1)))
 
 
-def head_by_loops(head, tokens):
+def head_by_loops(head, tokens, sides):
     """Return the logits by the equations of ML-VPT, one label and one expert at a time, in numpy."""
     z = np.asarray(tokens, np.float64)
     up, down = head.bank.up, head.bank.down
     logits = {}
-    for s, (side, group_of) in enumerate((("co", CO), ("dc", DC))):
+    for s, (side, group_of) in enumerate(sides.items()):
         part = getattr(head, side)
         for k in range(K):
             rows = [s * G * M + e * G + group_of[k] for e in range(M)]
@@ -60,15 +62,17 @@ def head_by_loops(head, tokens):
             classifier = part.classifier
             logits[side, k] = feature @ np.asarray(classifier.kernel)[k] + np.asarray(classifier.bias)[k]
             logits[f"{side}_gate", k] = (weight * gate).sum(1)
-    return {name: np.stack([logits[name, k] for k in range(K)], 1) for name in ("co", "dc", "co_gate", "dc_gate")}
+    return {name: np.stack([logits[name, k] for k in range(K)], 1) for name in (*sides, *(f"{s}_gate" for s in sides))}
 
 
-@pytest.mark.variants("gate_bias")
+@pytest.mark.variants("gate_bias", "sides")
 @pytest.mark.parametrize("gate_bias", ["used", "unused"])
-def test_head_is_its_equations(tokens, gate_bias):
-    head = make_head(activation="relu", gate_bias=gate_bias)
-    prediction = jax.jit(head)(Features(None, tokens, None, (1, 1)))
-    expected = head_by_loops(head, tokens)
+@pytest.mark.parametrize("sides", [SIDES, {"dc": DC}], ids=["both sides", "one side"])
+def test_head_is_its_equations(gate_bias, sides):
+    head = make_head(sides, activation="relu", gate_bias=gate_bias)
+    tokens = TOKENS[:, : len(sides) * G * M]
+    prediction = predict(head, tokens)
+    expected = head_by_loops(head, tokens, sides)
     assert set(prediction.terms) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(prediction.terms[name], values, rtol=2e-5, atol=2e-6, err_msg=name)
@@ -77,54 +81,37 @@ def test_head_is_its_equations(tokens, gate_bias):
         np.testing.assert_allclose(gates.sum(-1), 1, rtol=1e-6)
 
 
-def test_combinations(tokens):
-    features = Features(None, tokens, None, (1, 1))
-    code, paper = make_head()(features), make_head(combine="mean_probability")(features)
+def test_combinations():
+    code, paper = predict(make_head()), predict(make_head(combine="mean_probability"))
     np.testing.assert_allclose(code.logits, (code.terms["co"] + code.terms["dc"]) / 2, rtol=1e-6)
-    sigmoid = jax.nn.sigmoid
-    mean = (sigmoid(paper.terms["co"]) + sigmoid(paper.terms["dc"])) / 2
-    np.testing.assert_allclose(sigmoid(paper.logits), mean, rtol=1e-5)
-    extreme = combine_sides(
-        [jnp.array([[200.0, -200.0, 200.0]]), jnp.array([[180.0, -190.0, -200.0]])], "mean_probability"
-    )
+    ours, co, dc = map(special.expit, (paper.logits, paper.terms["co"], paper.terms["dc"]))
+    np.testing.assert_allclose(ours, (co + dc) / 2, rtol=1e-5)
+    sides = list(np.float32([[[200, -200, 200]], [[180, -190, -200]]]))
+    extreme = jax.jit(lambda: combine_sides(sides, "mean_probability"))()
     assert np.isfinite(extreme).all()
     np.testing.assert_allclose(extreme[0, 2], 0, atol=1e-4)
 
 
-def test_one_gate_per_group_equals_a_gate_shared_by_its_labels(tokens):
-    features = Features(None, tokens, None, (1, 1))
+def test_one_gate_per_group_equals_a_gate_shared_by_its_labels():
     for bias in ("used", "unused"):
         by_group, by_label = make_head(gates_of="group", gate_bias=bias), make_head(gate_bias=bias)
         assert by_group.co.gate.kernel.shape == (M, G, D)
-        for name, group_of in (("co", CO), ("dc", DC)):
+        for name, group_of in SIDES.items():
             shared, own = getattr(by_group, name), getattr(by_label, name)
             own.gate.kernel[...] = shared.gate.kernel[...][:, np.array(group_of)]
             own.gate.bias[...] = shared.gate.bias[...][:, np.array(group_of)]
-            own.classifier.kernel[...], own.classifier.bias[...] = (
-                shared.classifier.kernel[...],
-                shared.classifier.bias[...],
-            )
+            nnx.update(own.classifier, nnx.state(shared.classifier))
         nnx.update(by_label.bank, nnx.state(by_group.bank))
-        ours, theirs = by_group(features), by_label(features)
+        ours, theirs = predict(by_group), predict(by_label)
         for name, expected in {"logits": theirs.logits, **theirs.terms}.items():
             np.testing.assert_allclose({"logits": ours.logits, **ours.terms}[name], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_one_side_is_that_side_of_both(tokens):
-    both, alone = make_head(), GroupExpertsHead(D, {"dc": DC}, groups=G, per_group=M, rngs=nnx.Rngs(3))
-    nnx.update(alone.bank, jax.tree.map(lambda x: x[G * M :], nnx.state(both.bank)))
-    nnx.update(alone.dc, nnx.state(both.dc))
-    prediction = alone(Features(None, tokens[:, G * M :], None, (1, 1)))
-    np.testing.assert_allclose(prediction.logits, both(Features(None, tokens, None, (1, 1))).terms["dc"], rtol=1e-5)
-    assert set(prediction.terms) == {"dc", "dc_gate"}
-
-
-@pytest.mark.parametrize("sides", [{"co": CO, "dc": DC}, {"dc": DC}])
-def test_group_prompts_without_experts_are_averaged_and_classified(tokens, sides):
-    head = GroupLinearHead(D, sides, groups=G, per_group=M, rngs=nnx.Rngs(0))
-    tokens = tokens[:, : len(sides) * G * M]
-    prediction = head(Features(None, tokens, None, (1, 1)))
+@pytest.mark.parametrize("sides", [SIDES, {"dc": DC}])
+def test_group_prompts_without_experts_are_averaged_and_classified(sides):
+    head = drawn(lambda: GroupLinearHead(D, sides, groups=G, per_group=M, rngs=nnx.Rngs(0)), 0.3)
+    tokens = TOKENS[:, : len(sides) * G * M]
+    prediction = predict(head, tokens)
     for s, (name, group_of) in enumerate(sides.items()):
         classifier = getattr(head, name)
         for k in range(K):
@@ -147,34 +134,6 @@ def test_prompt_layout_and_masks():
     assert cross.sum() == 36
 
 
-def mlvpt_config(backbone, groups=5):
-    config = default_config()
-    config.model.backbone.name = backbone
-    config.model.prompts.kind, config.model.prompts.num_groups = "group", groups
-    config.model.head.kind = "group_experts"
-    return config
-
-
-@pytest.mark.slow
-def test_initial_values_are_those_of_the_authors_code():
-    config, space = mlvpt_config("vit_digits", groups=4), synthetic_label_space(10, 4)
-    _, params, _ = ModelDef.split(build_model(config, space, rngs=nnx.Rngs(0)))
-    bounds = {
-        "prompts/deep": np.sqrt(6 / (3 * 8 * 8 + 128)),
-        "head/bank/up/kernel": 1 / np.sqrt(128),
-        "head/bank/up/bias": 1 / np.sqrt(128),
-        "head/bank/down/kernel": 1 / np.sqrt(5),
-        "head/bank/down/bias": 1 / np.sqrt(5),
-        "head/co/gate/kernel": 1 / np.sqrt(128),
-        "head/dc/classifier/kernel": 1 / np.sqrt(128),
-    }
-    for path, bound in bounds.items():
-        values = np.asarray(params[path])
-        assert 0.9 * bound < np.abs(values).max() <= bound, path
-        assert abs(values.mean()) < 0.15 * bound, path
-    assert len(np.unique(np.asarray(params["head/bank/up/kernel"])[:, 0, 0])) == 2 * 4 * 3, "of each expert"
-
-
 # ------------------------------------------------------------------------------------------------------- linear heads
 def linear(layer, x):
     return np.asarray(x, np.float64) @ np.asarray(layer.kernel) + np.asarray(layer.bias)
@@ -183,20 +142,17 @@ def linear(layer, x):
 @pytest.mark.parametrize("pool", POOLS)
 def test_linear_classifiers_of_each_pool(pool):
     """Patches are pooled by a smooth maximum; with two classifiers, the mean of their logits is reported."""
-    cls, mean, patches = (
-        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((3, D), (3, D), (3, 4, D)))
-    )
-    head = LinearHead(D, K, pool=pool, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(0)
+    cls, mean, patches = (draw.normal(size=shape).astype(np.float32) for shape in ((3, D), (3, D), (3, 4, D)))
+    head = drawn(lambda: LinearHead(D, K, pool=pool, rngs=nnx.Rngs(0)), 0.3)
     given = {"cls": cls, "patches": patches, "mean": mean}
     read = {name: value if name in head.read else None for name, value in given.items()}
-    prediction = head(Features(read["cls"], None, read["patches"], (2, 2), mean=read["mean"]))
+    prediction = jax.jit(lambda: head(Features(read["cls"], None, read["patches"], (2, 2), mean=read["mean"])))()
     expected = {}
     if "cls" in head.read:
         expected["cls"] = linear(head.classifier, cls)
     if pool in ("patches", "both"):
-        votes = linear(head.patch_classifier, patches)
-        expected["patches"] = logsumexp(votes, axis=1) - np.log(4)
-        assert np.all((expected["patches"] > votes.mean(axis=1)) & (expected["patches"] < votes.max(axis=1)))
+        expected["patches"] = logsumexp(linear(head.patch_classifier, patches), axis=1) - np.log(4)
     assert prediction.terms.keys() == expected.keys()
     for name, logits in expected.items():
         np.testing.assert_allclose(prediction.terms[name], logits, rtol=1e-5, atol=1e-5)
@@ -248,11 +204,6 @@ def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
     assert (changed(one[3, :4], 0 * one[0]) > 1e-5).all()
 
 
-def test_group_tokens_are_counted():
-    plain, products = super(GroupTokenDecoder, mlmoe_decoder()).published_macs(4)
-    assert mlmoe_decoder().published_macs(4) == (plain + 8 * 2 * 8 * 8, products + 2 * 3 * 8 * 8)
-
-
 # ------------------------------------------------------------------------------------------------- residual attention
 def csra_by_loops(kernel, patches, temperatures, weight):
     """The logits of CSRA, one head, image and label at a time; the temperature 99 is the maximum, as in its code."""
@@ -275,8 +226,8 @@ def test_csra_is_its_equations(temperatures):
 
     @jax.jit
     def logits(kernel):
-        head = CSRAHead(D, K, heads=heads, weight=0.5, rngs=nnx.Rngs(0))
-        head.kernel[...] = jnp.asarray(kernel, jnp.float32)
+        head = nnx.eval_shape(lambda: CSRAHead(D, K, heads=heads, weight=0.5, rngs=nnx.Rngs(0)))
+        head.kernel.set_value(jnp.asarray(kernel, jnp.float32))
         return head(Features(None, None, jnp.asarray(patches, jnp.float32), (2, 3))).logits
 
     def exact(kernel):
@@ -291,7 +242,7 @@ def test_csra_is_its_equations(temperatures):
 # ----------------------------------------------------------------------------------------------------------- patching
 def test_quarters_are_resized_as_pillow_does_and_gathered_by_image():
     images = np.random.default_rng(0).normal(size=(2, 13, 10, 3)).astype(np.float32)  # the last row has no quarter
-    found = image_and_quarters(jnp.asarray(images))
+    found = jax.jit(image_and_quarters)(images)
     for b in range(2):
         np.testing.assert_array_equal(found[5 * b], images[b])
         for q, (top, left) in enumerate(((0, 0), (0, 5), (6, 0), (6, 5))):
@@ -322,7 +273,7 @@ def test_a_model_with_this_head_encodes_each_image_and_its_quarters(tiny_vit):
 
 def test_patching_is_its_equations():
     """Values, and the gradients of both terms by the quarters, as central differences in float64."""
-    head, draw = PatchingHead(D, K, rngs=nnx.Rngs(0)), np.random.default_rng(0)
+    head, draw = drawn(lambda: PatchingHead(D, K, rngs=nnx.Rngs(0)), 0.3), np.random.default_rng(0)
     whole, quarters, toward = draw.normal(size=(3, D)), draw.normal(size=(3, 4, D)), draw.normal(size=(3, 4, D))
     (u, a), (v, b), (w, c) = (
         (np.asarray(layer.kernel[...], np.float64), np.asarray(layer.bias[...], np.float64))

@@ -1,4 +1,4 @@
-"""Initial values are those of the whole model to the last bit, and only missing ones are computed."""
+"""Initial values have the authors' distributions, are those of the whole model, and only missing ones are computed."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,115 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.adapters.prompts import PrunablePrompts
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import draw_missing
+from mlmoe_jax.models.experts import LabelExperts
+from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.heads.query import GroupedClassifier
+from mlmoe_jax.models.layers.initializers import Constant
+from mlmoe_jax.models.params import ModelDef, draw_missing
+from mlmoe_jax.models.query_decoder import QueryDecoder
+
+FUSED = (6 / (4 * 64)) ** 0.5  # torch draws queries, keys and values as one matrix
+GRAPH = Constant(np.ones((6, 12), np.float32)), Constant(np.eye(6, dtype=np.float32))
+
+
+def ml_vpt(rngs):
+    config = load_config("mlvpt_digits", [("model.prompts.num_groups", "4")])
+    return build_model(config, synthetic_label_space(10, 4), rngs=rngs)
+
+
+def decoder(rngs, **options):
+    return QueryDecoder(32, 50, width=64, hidden=96, encoder_layers=1, decoder_layers=1, rngs=rngs, **options)
+
+
+# (module, {path: largest value of a uniform distribution around 0})
+UNIFORM = {
+    "ML-VPT": (
+        ml_vpt,
+        {
+            "prompts/deep": (6 / (3 * 8 * 8 + 128)) ** 0.5,
+            **dict.fromkeys(("head/bank/up/kernel", "head/bank/up/bias"), 128**-0.5),
+            **dict.fromkeys(("head/bank/down/kernel", "head/bank/down/bias"), 5**-0.5),
+            **dict.fromkeys(("head/co/gate/kernel", "head/dc/classifier/kernel"), 128**-0.5),
+        },
+    ),
+    "DR-MoE's decoder": (
+        decoder,
+        {
+            **dict.fromkeys(("project/kernel", "project/bias"), 32**-0.5),
+            "layers/0/cross_attn/qkv/kernel": FUSED,
+            "layers/0/cross_attn/proj/kernel": (6 / (2 * 64)) ** 0.5,
+            **dict.fromkeys(("encoder/0/mlp/fc1/kernel", "encoder/0/mlp/fc2/kernel"), (6 / (64 + 96)) ** 0.5),
+            "encoder/0/mlp/fc1/bias": 64**-0.5,
+            "layers/0/mlp/fc2/bias": 96**-0.5,
+            **dict.fromkeys(("layers/0/self_attn/qkv/bias", "layers/0/self_attn/proj/bias"), 0),
+        },
+    ),
+    "ML-Decoder's decoder": (
+        lambda rngs: decoder(rngs, style="ml_decoder"),
+        {
+            **dict.fromkeys(("project/kernel", "project/bias"), 32**-0.5),
+            "layers/0/cross_attn/qkv/kernel": FUSED,
+            **dict.fromkeys(("layers/0/cross_attn/proj/kernel", "encoder/0/mlp/fc1/kernel"), 64**-0.5),
+            "encoder/0/mlp/fc2/kernel": 96**-0.5,
+            "encoder/0/mlp/fc1/bias": 64**-0.5,
+            "layers/0/mlp/fc2/bias": 96**-0.5,
+        },
+    ),
+    "a classifier": (
+        lambda rngs: GroupedClassifier(64, 40, 79, init="uniform", rngs=rngs),
+        {"kernel": 64**-0.5, "bias": 64**-0.5},
+    ),
+    "experts": (
+        lambda rngs: LabelExperts(12, 5, kind="ffn", hidden=6, shared=0, task=3, rngs=rngs),
+        {"task/up/kernel": 12**-0.5, "task/down/kernel": 6**-0.5},
+    ),
+    "ML-GCN": (
+        lambda rngs: MLGCNHead(32, *GRAPH, hidden=24, rngs=rngs),
+        {"gc1/kernel": 24**-0.5, "gc2/kernel": 32**-0.5},
+    ),
+    "ADD-GCN": (
+        lambda rngs: ADDGCNHead(32, 6, hidden=24, rngs=rngs),
+        {"graph/relation/kernel": 48**-0.5, "transform/bias": 32**-0.5},
+    ),
+    "E2VPT": (
+        lambda rngs: PrunablePrompts(12, 768, 16, count=0, key_values=5, heads=12, rngs=rngs),
+        {"key_value": 0.136931},
+    ),
+}
+LARGE = ("ML-VPT", "DR-MoE's decoder", "ML-Decoder's decoder")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in UNIFORM])
+def test_uniform_initial_values_have_the_authors_bounds(name):
+    build, bounds = UNIFORM[name]
+
+    @jax.jit  # values that are not returned are not computed
+    def draw():
+        rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))  # compiles faster than the default generator
+        params = ModelDef.split(build(rngs))[1]
+        return {path: params[path] for path in bounds}
+
+    for path, values in draw().items():
+        bound = bounds[path] * (1 + 1e-6)
+        assert max(0.85, 1 - 12 / values.size) * bound <= np.abs(values).max() <= bound, path
+        assert abs(values.mean()) <= 0.3 * bound, path
+        if "bank" in path or "task" in path:
+            experts = values.reshape(-1, *values.shape[-2:]) if values.ndim > 2 else values
+            assert len(np.unique(experts, axis=0)) == len(experts), f"{path} of each expert"
+
+
+@pytest.mark.slow
+def test_normal_initial_values_have_the_authors_deviations():
+    rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))
+    for module in (decoder(rngs), decoder(rngs, style="ml_decoder")):
+        assert np.asarray(module.queries).std() == pytest.approx(1, rel=0.05)
+    xavier = GroupedClassifier(64, 40, 79, init="xavier", rngs=rngs)
+    assert np.asarray(xavier.kernel).std() == pytest.approx(np.sqrt(2 / ((64 + 40) * 2)), rel=0.03)
+    assert not np.any(xavier.bias)
 
 
 def values(module: nnx.Module) -> dict[str, np.ndarray]:
@@ -62,8 +168,6 @@ def test_only_values_that_are_missing_are_computed():
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("name", ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "e2vpt:dataset=digits"])
 def test_a_model_gets_the_values_that_it_would_get_as_a_whole(name):
-    from mlmoe_jax.config import load_config
-
     config = load_config(name, [])
     space = synthetic_label_space(4, config.model.prompts.num_groups)
 

@@ -2,23 +2,20 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import optax
 import pytest
 from flax import nnx
+from helpers.bench import Bench, drawn_batch
 from helpers.drawn import drawn
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
-from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.objective import Objective
-from mlmoe_jax.training.step import initial_state, make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
 
@@ -110,54 +107,30 @@ def test_a_fingerprint_is_stable_across_versions():
 
 
 # --------------------------------------------------------------------------------------------------------- states
-class Normalised(nnx.Module):
-    """A linear layer on batch-normalized mean colors."""
+class Normalized(nnx.Module):
+    """A linear layer on the mean colors of batch-normalized images."""
 
-    def __init__(self, rngs: nnx.Rngs):
-        self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)
-        self.linear = nnx.Linear(3, 2, rngs=rngs)
+    def __init__(self):
+        self.norm = BatchNorm(3, mode="trainable")
+        self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
 
     def __call__(self, image, *, labels=None, rngs=None):
-        values = self.norm(image.mean((1, 2)), use_running_average=rngs is None)
-        logits = self.linear(values)
-        return Prediction(logits, {"logits": logits})
+        return Prediction(self.linear(self.norm(image).mean((1, 2))))
 
 
 def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
-    mesh = make_mesh({"data": -1, "fsdp": 1, "expert": 1})
-    definition, params, stats = ModelDef.split(Normalised(nnx.Rngs(0)))
-    assert set(stats) == {"norm/mean", "norm/var"}
-    assert set(params) == {"norm/scale", "norm/bias", "linear/kernel", "linear/bias"}
-    optimizer = optax.adamw(0.1, weight_decay=0.5)
-    preprocess = Preprocess(4, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     config = default_config()
-    step = make_train_step(
-        definition,
-        Objective(config.loss),
-        optimizer,
-        preprocess,
-        ema_decay=0.75,
-        seed=0,
-        mesh=mesh,
-    )
-    state = initial_state(params, {}, stats, optimizer.init(params))
-    color = np.random.default_rng(0).integers(0, 256, (8, 1, 1, 3))
-    image = np.broadcast_to(color, (8, 4, 4, 3)).astype(np.uint8)
-    label = np.eye(2, dtype=np.float32)[np.arange(8) % 2]
-    batch = {"image": image, "label": label, "label_mask": np.ones((8, 2), np.float32), "mask": np.ones(8, np.float32)}
-    batch["id"] = np.arange(8, dtype=np.int32)
-    after, _ = step(state, batch)
-
-    seen = color[:, 0, 0] / 255
-    np.testing.assert_allclose(after.stats["norm/mean"], 0.5 * 0 + 0.5 * seen.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(after.stats["norm/var"], 0.5 * 1 + 0.5 * seen.var(0), rtol=1e-4)
-    assert set(after.stats) == set(stats)
-    assert set(after.opt[0].mu) == set(after.opt[0].nu) == set(params)
-    assert set(after.ema) == {*params, *stats}
-    for path in after.ema:
-        first = {**params, **stats}[path]
-        np.testing.assert_allclose(after.ema[path], 0.75 * first + 0.25 * after.raw()[path], rtol=1e-5, atol=1e-7)
-
-    second, _ = step(after, batch)
-    expected = 0.5 * np.asarray(0.5 * seen.mean(0)) + 0.5 * seen.mean(0)
-    np.testing.assert_allclose(second.stats["norm/mean"], expected, rtol=1e-5)
+    config.ema.decay, config.trainable = 0.75, ((r"", True),)
+    bench, batch = Bench(config, Normalized(), 2, side=4), drawn_batch(8, 4, 2)
+    before, (after, _) = bench.start(), bench.run(batch)
+    seen = (batch["image"] / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(after.stats["norm/mean"], 0.1 * seen.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(after.stats["norm/var"], 0.9 + 0.1 * seen.var((0, 1, 2), ddof=1), rtol=1e-5)
+    assert set(after.stats) == {"norm/mean", "norm/var"}
+    moments = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(after.opt)]
+    assert any("linear/kernel" in path for path in moments)
+    assert not any("norm/mean" in path for path in moments)
+    assert set(after.ema) == {*after.trainable, *after.stats}
+    for path, first in before.raw().items():
+        expected = 0.75 * first + 0.25 * after.raw()[path]
+        np.testing.assert_allclose(after.ema[path], expected, rtol=1e-5, atol=1e-7)

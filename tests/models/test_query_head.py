@@ -15,7 +15,7 @@ from helpers.query_heads import ml_decoder_head, q2l_head
 from helpers.twins import error
 from safetensors.numpy import save_file
 
-from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
+from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
@@ -154,25 +154,3 @@ def test_ml_decoder_has_the_published_size():
     assert (
         nnx.eval_shape(lambda: ml_decoder_head(2048, 81, groups=80, rngs=nnx.Rngs(0))).classifier.kernel.shape[2] == 2
     )
-
-
-@pytest.fixture(scope="module")
-def classifiers():
-    """Classifiers of both kinds with their initial values."""
-
-    @jax.jit
-    def draw():
-        rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))
-        made = (GroupedClassifier(64, 40, 79, init=init, rngs=rngs) for init in ("uniform", "xavier"))
-        return [(module.kernel[...], module.bias[...]) for module in made]
-
-    return [tuple(map(np.asarray, pair)) for pair in draw()]
-
-
-def test_initial_values_of_the_classifiers(classifiers):
-    (kernel, bias), (grouped, zeros) = classifiers
-    for values in (kernel, bias):
-        assert 0.9 / 8 < np.abs(values).max() <= 1 / 8
-        assert abs(values.mean()) < 0.02
-    assert grouped.std() == pytest.approx(np.sqrt(2 / ((64 + 40) * 2)), rel=0.03)
-    assert not zeros.any()

@@ -1,4 +1,3 @@
-import itertools
 from functools import partial
 
 import jax
@@ -141,16 +140,6 @@ def after(weights):
     return log_p
 
 
-def exhaustive(log_p, image, max_labels, labels=LABELS):
-    """Return every path of distinct labels with its log-probability, the best first."""
-    paths = []
-    for length in range(max_labels + 1):
-        for path in itertools.permutations(range(labels), length):
-            steps = [log_p(image, path[:t])[label] for t, label in enumerate((*path, labels))]
-            paths.append((sum(steps), path))
-    return sorted(paths, reverse=True)
-
-
 def beam_by_hand(log_p, image, width, max_labels, labels=LABELS):
     """Search with lists of paths; return the best path, its log-probability and each label's best probability."""
     beam, best, probability = [(0.0, ())], (-np.inf, ()), np.zeros(labels)
@@ -175,16 +164,6 @@ def sigmoid(x):
 
 def path_of(row):
     return tuple(int(label) for label in row if label >= 0)
-
-
-@pytest.mark.slow
-def test_a_wide_beam_equals_exhaustive_search():
-    weights, images = small_rnn(0), np.random.default_rng(1).normal(size=(8, STATE)).astype(np.float32)
-    result = search_rnn(weights, images, 120, LABELS)
-    best = [exhaustive(after(weights), image, LABELS)[0] for image in images]
-    assert [path_of(row) for row in result.path] == [path for _, path in best]
-    assert len({len(path) for _, path in best}) > 1, "paths of more than one length should be tried"
-    np.testing.assert_allclose(result.log_probability, [score for score, _ in best], rtol=1e-5)
 
 
 @pytest.mark.parametrize("width", [1, 3])
@@ -213,21 +192,14 @@ def test_log_odds_are_exact_and_finite():
 
 
 # ------------------------------------------------------------------------------------------------------------- the head
-@pytest.fixture(scope="module")
-def predict():
-    definition = structure()
+@pytest.mark.slow
+def test_predictions_are_those_of_the_search():
+    definition, values = structure(), twin_values()
 
     @jax.jit
-    def compute(values, features):
+    def predict(values, features):
         head = definition.merge(values)
         return head(features), head.search(features), head.image_feature(features)
-
-    return compute
-
-
-@pytest.mark.slow
-def test_predictions_are_those_of_the_search(predict):
-    definition, values = structure(), twin_values()
 
     @jax.jit
     def scores(values, image, path):
