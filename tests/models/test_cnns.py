@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.devices import run_python
 from helpers.layouts import load_as
 from helpers.paths import PARITY
 from helpers.twins import below, error, write_weights
@@ -46,7 +45,7 @@ GRIDS = {
 }
 # Of the batch normalizations of a family: the rule that freezes them, and their number in the shape.
 NORMS = {
-    "resnet": (ResNetShape.batch_norm_rule, ResNetShape((3, 4, 23, 3)), 104),
+    "resnet": (ResNetShape.batch_norm_rule, ResNetShape((1, 1, 11, 1)), 47),
     "efficientnet": (EfficientNetLiteShape.batch_norm_rule, SHAPES["efficientnet"], 28),
 }
 
@@ -84,14 +83,14 @@ def _precise():
         yield
 
 
-def outputs(module: nnx.Module, image: jax.Array):
+def outputs(module: nnx.Module, image: jax.Array, norms=(True, False)):
     """Return features with and without the last norm, and maps if there are any; compiled, values as arguments."""
     definition, params, stats = ModelDef.split(module)
 
     @jax.jit
     def forward(params, stats, image):
         merged = definition.merge(params, stats)
-        found = [merged(image, read=("cls", "patches"), norm=norm) for norm in (True, False)]
+        found = [merged(image, read=("cls", "patches"), norm=norm) for norm in norms]
         return *found, merged.maps(image) if hasattr(merged, "maps") else []
 
     return forward(params, stats, image)
@@ -104,7 +103,7 @@ def layer_norm(layer: nnx.Module, x: np.ndarray) -> np.ndarray:
     return scaled * np.asarray(layer.scale[...]) + np.asarray(layer.bias[...])
 
 
-@pytest.mark.variants(size=((33, 39),))
+@pytest.mark.variants(size=("33x39",))
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, grids in GRIDS.items() for size in grids])
 def test_maps_and_features_equal_those_of_torch(make, name, size):
     module, arrays = make(name), ARRAYS[name]
@@ -154,7 +153,7 @@ def test_published_weights_give_the_references_logits_on_photographs(variant):
     photograph = jnp.asarray(pixels[None, top : top + side, start : start + side])
     image = Preprocess(side, entry.mean, entry.std)(photograph)
     reference, tensors = below(ARRAYS["efficientnet"], f"lite{variant}/"), read_tensors(path)
-    features, _, _ = outputs(backbone, image)
+    features, _ = outputs(backbone, image, norms=(True,))
     logits = np.asarray(features.cls) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
     assert error(features.cls, reference["cls"]) < TOLERANCE
     assert error(logits, reference["logits"]) < TOLERANCE
@@ -211,31 +210,6 @@ def test_gradients_through_running_statistics_equal_torchs(make):
             assert not np.any(gradient), path
 
 
-@pytest.mark.slow
-def test_gradients_of_convnext_are_the_same_with_remat():
-    image = jax.random.normal(jax.random.key(0), (2, 16, 17, 3))
-
-    def gradient(remat):
-        shape = ConvNeXtShape((1, 1), (4, 8), layer_scale=0.5)
-        definition, params, _ = ModelDef.split(shape.build(remat=remat, rngs=nnx.Rngs(0)))
-        return jax.jit(jax.grad(lambda p: (definition.merge(p)(image).cls ** 3).sum()))(params)
-
-    kept, recomputed = gradient(False), gradient(True)
-    for path, value in kept.items():
-        assert np.abs(value).max() > 0, path
-        np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet", "convnext"])
-def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
-    module = make(name, dtype=jnp.bfloat16)
-    assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
-    features, _, _ = outputs(module, network_input(name, ARRAYS[name]["image/64x64"]))
-    assert features.cls.dtype == jnp.float32
-    assert 1e-4 < error(features.cls, ARRAYS[name]["cls/64x64"]) < 0.05
-
-
 # ------------------------------------------------------------------------------------------------------ architecture
 # of every family
 COUNTS = {
@@ -287,13 +261,11 @@ def test_parameter_counts(name):
         assert "blocks/0/expand/conv/kernel" not in params
 
 
-@pytest.mark.variants("side")
-@pytest.mark.parametrize(("side", "count"), [(224, 7_799_357_440), (448, 31_197_429_760)])
-def test_multiplications_of_resnet_101(side, count):
+def test_multiplications_of_resnet_101():
     graphdef, state = nnx.split(nnx.eval_shape(lambda: catalog.entry("resnet101").shape.build(rngs=nnx.Rngs(0))))
-    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda state, image: nnx.merge(graphdef, state)(image).cls)(state, image)
-    assert count_macs(jaxpr.jaxpr) == count
+    assert count_macs(jaxpr.jaxpr) == 7_799_357_440
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -321,33 +293,3 @@ def test_random_kernels_of_efficientnet_have_the_authors_scale(depthwise, fan):
     options = {"dtype": None, "batch_norm": "frozen", "rngs": nnx.Rngs(0)}
     kernel = _conv_norm(64, 64, 5, depthwise=depthwise, **options).conv.kernel[...]
     assert float(kernel.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
-
-
-DEVICES = """
-import jax, numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.params import ModelDef
-
-definition, params, stats = ModelDef.split(BatchNorm(3, mode="trainable"))
-x = np.random.default_rng(0).normal(3, 2, (8, 2, 2, 3)).astype(np.float32) * np.arange(1, 9)[:, None, None, None]
-
-
-def forward(x):
-    norm = definition.merge(params, stats)
-    norm.train()
-    return norm(x), definition.read_stats(norm)
-
-
-mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
-assert mesh.size == 4
-spread, moved = jax.jit(forward)(jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))))
-np.testing.assert_allclose(spread, (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5), atol=1e-5)
-np.testing.assert_allclose(moved["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
-np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * x.var((0, 1, 2), ddof=1), rtol=1e-5)
-print("equal")
-"""
-
-
-def test_batch_statistics_are_of_the_global_batch():
-    assert run_python(DEVICES, devices=4).strip() == "equal"

@@ -28,6 +28,7 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.experts import LabelExperts
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import split_model
@@ -121,7 +122,7 @@ class Normalized(nnx.Module):
 
     def __init__(self):
         rngs = nnx.Rngs(0)
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.norm = BatchNorm(3, mode="trainable")
         self.model = Classifier(
             ViT(ViTShape(width=16, depth=2, heads=2, patch=4, native=8), rngs=rngs),
             DeepPrompts(2, 16, 4, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
@@ -131,7 +132,7 @@ class Normalized(nnx.Module):
         )
 
     def __call__(self, image, *, labels=None, rngs=None):
-        return self.model(self.norm(image, use_running_average=rngs is None))
+        return self.model(self.norm(image))
 
 
 def batch_norm_gaps(meshes: list) -> dict:
