@@ -1,5 +1,6 @@
 """ViTs with random values in every parameter, and files with the tensors of models."""
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -21,11 +22,15 @@ REGISTERS = replace(DINOV2, registers=4)
 GIANT = replace(DINOV2, mlp="swiglu")
 
 
+@functools.cache
+def _structure(shape: ViTShape):
+    return nnx.split(nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))))
+
+
 def make_vit(shape: ViTShape, seed: int) -> ViT:
     """Return a ViT with random values in every parameter."""
-    vit, draw = nnx.eval_shape(lambda: ViT(shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
-    nnx.update(vit, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), nnx.state(vit)))
-    return vit
+    (graph, state), draw = _structure(shape), np.random.default_rng(seed)
+    return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(draw.normal(size=x.shape), x.dtype), state))
 
 
 def values_of(module: nnx.Module) -> dict[str, np.ndarray]:

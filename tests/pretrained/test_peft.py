@@ -53,7 +53,7 @@ def model_of(folder, name):
     use_adapter(config, adapter.name, **adapter.settings)
     config.model.prompts.kind = "none"
     weights = {key: np.float32(value) for key, value in below(STORED, f"{kind}/").items()}
-    vit = ViT(SHAPES[kind], rngs=nnx.Rngs(0))
+    vit = nnx.eval_shape(lambda: ViT(SHAPES[kind], rngs=nnx.Rngs(0)))
     load_weights(vit, write(folder / "base.safetensors", weights))
     settings = config.model.adapters[adapter.name]
     own = ADAPTERS[adapter.name].from_config(settings, vit.shape, dtype=None, rngs=nnx.Rngs(1))

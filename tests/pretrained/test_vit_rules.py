@@ -180,9 +180,8 @@ def test_registers_in_timms_layout(tmp_path):
     report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
     assert (report.layout, report.missing) == ("timm_registers", ("mask_token",))
     np.testing.assert_array_equal(values_of(vit)["mask_token"], before)
-    for size in (8, 12):
-        image = jax.random.normal(jax.random.key(0), (2, size, size, 3))
-        np.testing.assert_allclose(vit.embed(image)[0], source.embed(image)[0], atol=1e-6)
+    image = np.random.default_rng(0).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    np.testing.assert_allclose(*jax.jit(lambda: (vit.embed(image)[0], source.embed(image)[0]))(), atol=1e-6)
 
 
 def scenic(p, shape):
