@@ -40,7 +40,10 @@ def test_images_are_decoded_as_small_as_in_evaluation(tmp_path):
     config = default_config()
     config.data.image_size, config.data.reduced_decoding = 224, True
     expected = resize_square(open_image(tmp_path / "a.jpg", decoding=Decoding(224)), 224)
-    np.testing.assert_array_equal(read_images(tmp_path / "a.jpg", config)[0], expected)
+    np.testing.assert_array_equal(read_images(tmp_path / "a.jpg", config), expected[None])
+    together = read_images([tmp_path / "a.jpg", read_image(tmp_path / "a.jpg")], config)
+    np.testing.assert_array_equal(together[0], expected)
+    assert together.shape == (2, 224, 224, 3)
     config.data.reduced_decoding = False
     assert (read_images(tmp_path / "a.jpg", config)[0] != expected).any()
 

@@ -21,7 +21,7 @@ from mlmoe_jax.config import default_config
 def get_config(arg=""):
     config = default_config()
     config.data.name, config.data.root, config.data.image_size = "csv", {root!r}, 16
-    config.data.threads, config.data.bad_images = 1, "skip"
+    config.data.threads, config.data.bad_images, config.log.tensorboard = 1, "skip", False
     config.augment.flip, config.augment.contrast = True, 0.2
     config.model.backbone.weights, config.ema.decay = "none", 0.5
     config.loss.kind, config.loss.scale = "bce", 1.0

@@ -84,14 +84,14 @@ def test_processes_agree(start_job, tmp_path):
 # -------------------------------------------------------------------------------------------------------- training
 @pytest.mark.budget(60)  # three processes that train
 def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, backbone, tmp_path):
-    job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--json")
-    train(load_config(str(config_file), []), RunFolder(tmp_path / "one"))
+    job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--config.train.epochs=1", "--json")
+    train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(tmp_path / "one"))
     finished(job)
 
     # The batches are the same, but they are summed in other parts, which round differently.
     np.testing.assert_allclose(scores(tmp_path / "two"), scores(tmp_path / "one"), atol=1e-6)
     ours, wanted = (same_rows(RunFolder(tmp_path / name).rows()) for name in ("two", "one"))
-    assert [row["step"] for row in ours] == [1, 2, 3, 4]
+    assert [row["step"] for row in ours] == [1, 2]
     for mine, its in zip(ours, wanted, strict=True):
         close(mine, its)
 

@@ -1,4 +1,4 @@
-"""One process of a job: the command line with a tiny backbone."""
+"""One process of a job: the command line with a tiny backbone, which imports neither PyTorch nor TensorFlow."""
 
 import sys
 
@@ -8,4 +8,6 @@ from mlmoe_jax.main import main
 
 if __name__ == "__main__":
     tiny.use_vit()
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    assert not {"torch", "tensorflow", "tensorflow_datasets"} & set(sys.modules)
+    sys.exit(code)
