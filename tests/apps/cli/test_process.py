@@ -13,7 +13,7 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.apps.cli import large_pages, process
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
 from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job, warnings_printed
-from mlmoe_jax.errors import DISK_ERROR, USER_ERROR, UserError
+from mlmoe_jax.errors import DISK_ERROR, DONE, USER_ERROR, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
 from mlmoe_jax.runtime.progress import status
@@ -132,11 +132,29 @@ def test_a_failing_process_of_a_job_prints_the_reason_and_exits_at_once(monkeypa
     assert said in capsys.readouterr().err
 
 
-def test_errors_of_users_are_explained_without_control_characters_and_ours_are_not(capsys):
-    assert explain(ValueError("a mistake of ours")) is None
-    assert capsys.readouterr().err == ""
-    assert explain(UserError("a\x1b[31m")) == USER_ERROR
-    assert capsys.readouterr().err == "error: a\\x1b[31m\n"
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("a mistake of ours"), None, ""),
+        (UserError("a\x1b[31m"), USER_ERROR, "error: a\\x1b[31m\n"),
+        (OSError(28, "full"), DISK_ERROR, "error: cannot write to the disk: No space left on device; "),
+    ],
+)
+def test_errors_of_users_and_disks_are_explained_and_ours_are_not(capsys, error, code, said):
+    assert explain(error) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith(said)
+    assert bool(shown) == bool(said)
+
+
+def test_after_a_closed_pipe_later_output_is_discarded(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        print("more than the reader has taken")
+        assert explain(BrokenPipeError()) == DONE
+        print("later", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------- messages and output
