@@ -14,6 +14,7 @@ from helpers.shapes import check_shapes
 
 check_shapes()
 
+from helpers.lowering import share_contexts  # noqa: E402
 from helpers.paths import REPOSITORY, TOOLS  # noqa: E402
 
 # Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
@@ -57,6 +58,10 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
         items[:] = [item for item in items if not is_slow(item)]
+
+
+def pytest_collection_finish():
+    share_contexts()
 
 
 def is_slow(item: pytest.Item) -> bool:

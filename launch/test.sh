@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 use_environment dev
 
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+unset PYTHONDONTWRITEBYTECODE  # or each process would compile the sources and rewrite all assertions again
 "$python_in_environment" -m ruff check .
 "$python_in_environment" -m ruff format --check --quiet .
 if [[ " $* " == *" --all "* ]]; then  # tree mode may become Flax's default, so the models must work in it
