@@ -32,16 +32,6 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(figure, precision, reca
     assert checked > 35
 
 
-@pytest.mark.parametrize(("resolution", "most"), [("224", (8.7, 7.0, 5.8)), ("448", (6.6, 5.8, 4.5))])
-def test_the_largest_gains_are_those_of_the_text(resolution, most):
-    rows = [row for row in find_table("mlvpt.1")[1].rows if row.settings["resolution"] == resolution]
-    rows = [row for row in rows if "gain_448" not in row.notes]  # the caveat is that this row contradicts the text
-    ours = {row.backbone: row for row in rows if row.settings["method"] == "ML-VPT"}
-    for column, gain in zip(("mAP", "CF1", "OF1"), most, strict=True):
-        both = [(ours[row.backbone].numbers[column].value, row.numbers[column].value) for row in rows]
-        assert max(one - other for one, other in both if other is not None) == pytest.approx(gain, abs=0.11), column
-
-
 def test_tables_repeat_the_same_numbers():
     for method in ("VPT", "E2VPT", "ML-VPT", "GateVPT"):
         one = numbers("mlvpt.1", method, backbone="DINOv2-B", resolution="224")["mAP"]
@@ -49,13 +39,6 @@ def test_tables_repeat_the_same_numbers():
     for table in ("drmoe.3", "drmoe.4", "drmoe.5"):
         rows = [row for row in find_table(table)[1].rows if row.settings["method"] == "DR-MoE"]
         assert max(row.numbers["mAP"].value for row in rows) == 85.9
-
-
-def test_the_averages_per_label_that_a_caveat_names():
-    hsq, drmoe = (numbers("drmoe.6", method) for method in ("HSQ", "DR-MoE"))
-    assert [round(sum(one.values()) / 20, 2) for one in (hsq, drmoe)] == [94.51, 95.08]
-    gains = numbers("drmoe.gains", "DR-MoE − HSQ")
-    assert all(gains[label] == pytest.approx(drmoe[label] - hsq[label], abs=0.01) for label in gains)
 
 
 def test_columns_with_exchanged_headers_are_measured_as_what_they_are():
