@@ -12,12 +12,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from helpers.jobs import until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -85,10 +86,7 @@ class Browser:
     def open(self, page: Path | str) -> None:
         """Load a file, or an address, and wait until it says that it is drawn."""
         self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
-        until = time.monotonic() + self.limit
-        while not self.run("document.documentElement?.dataset.ready === 'true'"):
-            assert time.monotonic() < until, f"the page is not drawn after {self.limit} s; problems: {self.problems}"
-            time.sleep(0.05)
+        until(lambda: self.run("document.documentElement?.dataset.ready === 'true'"), self.limit)
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page."""

@@ -8,7 +8,6 @@ import asyncio
 import base64
 import contextlib
 import copy
-import io
 import json
 import socket
 import threading
@@ -16,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import httpx
-import numpy as np
 import uvicorn
-from PIL import Image
 
 from helpers.color_model import HALVES, color, make_run
+from helpers.drawn_images import encoded
 from mlmoe_jax.apps.serving.labeler import Labeler, RequestLimits
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
@@ -32,12 +30,6 @@ LIMITS = RequestLimits()
 INFER = "/v2/models/classifier/infer"
 CHOICES = labeling_config(["red", "green", "blue"])  # without the label dark
 ENTRIES = ["first", "second"]
-
-
-def png(image: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def make_labeler(bias: float = 0.0, limits: RequestLimits = LIMITS, **settings) -> Labeler:
@@ -109,11 +101,11 @@ def in_thread(server: uvicorn.Server) -> Iterator[tuple[tuple[str, int], Callabl
 # ------------------------------------------------------------------------------------------------------------ requests
 def image_request(*channels: int, url: str = "/predict") -> dict:
     """An image of one color."""
-    return {"url": url, "content": png(color(*channels)), "headers": PNG}
+    return {"url": url, "content": encoded(color(*channels)), "headers": PNG}
 
 
 # Two files, in the two forms that a tensor of the Open Inference Protocol may have.
-FILES = [png(color(150, 90, 200)), png(color(20, 130, 99))]
+FILES = [encoded(color(150, 90, 200)), encoded(color(20, 130, 99))]
 TEXTS = [base64.b64encode(file).decode() for file in FILES]
 BINARY = b"".join(len(file).to_bytes(4, "little") + file for file in FILES)
 

@@ -16,16 +16,10 @@ def environment_of(devices: int = 1, **variables: str) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path} | variables
 
 
-def start_python(code: str | Path, *arguments: str, devices: int = 1, **options) -> subprocess.Popen:
-    """Start Python with a program, or with a file that holds one; options: of Popen."""
+def run_python(code: str | Path, *arguments: str, devices: int = 1) -> str:
+    """Run a program, or a file that holds one; return its output, and fail if it fails."""
     program = [str(code)] if isinstance(code, Path) else ["-c", code]
     command = [sys.executable, *program, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment_of(devices), text=True, **options)
-
-
-def run_python(code: str | Path, *arguments: str, devices: int = 1) -> str:
-    """Run a program as `start_python` does; return its output, and fail if it fails."""
-    process = start_python(code, *arguments, devices=devices, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err[-3000:]
-    return out
+    done = subprocess.run(command, env=environment_of(devices), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

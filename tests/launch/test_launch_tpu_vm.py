@@ -2,23 +2,15 @@
 
 import contextlib
 import os
-import time
 
 import psutil
 import pytest
 from helpers.commands import succeeded
+from helpers.jobs import until
 
 SLICE = "--name=my-slice --zone=us-west4-a"
 NEW = f"{SLICE} --type=v5litepod-16"
 RUN = "--config=configs/a.py:x=1,y=2 --workdir='gs://my bucket/it'\\''s'"
-
-
-def until(true, seconds=20):
-    """Wait until something becomes true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
 """The logs of a training in an object store: few requests, no waiting, and nothing lost."""
 
-import time
-
 import jax.numpy as jnp
 import pytest
 from helpers import fake_store
+from helpers.jobs import until
 
 from mlmoe_jax.runs import uploads
 from mlmoe_jax.runs.folder import RunFolder
@@ -83,10 +82,7 @@ def test_rows_are_uploaded_in_time_while_training_goes_on(store, monkeypatch):
     folder = RunFolder("gs://bucket/timely")
     log = log_of(folder)
     log_rows(log, 1, 3)
-    end = time.monotonic() + 20
-    while ("bucket", "timely/metrics.jsonl") not in store.objects:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: ("bucket", "timely/metrics.jsonl") in store.objects)
     assert steps(folder)[0] == 1
     log.close()
     assert steps(folder) == [1, 2, 3]

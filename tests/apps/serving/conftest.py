@@ -2,8 +2,9 @@
 
 import pytest
 from helpers.color_model import color
-from helpers.color_server import client_of, make_labeler, png
+from helpers.color_server import client_of, make_labeler
 from helpers.commands import assert_sentence
+from helpers.drawn_images import encoded
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.serving.labeler import RequestLimits
@@ -20,7 +21,7 @@ def labeler(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served") / "images"
     folder.mkdir()
     for path in (folder / "a.png", folder.parent / "secret.png"):
-        path.write_bytes(png(color(200)))
+        path.write_bytes(encoded(color(200)))
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
     made = make_labeler(folder=str(folder), limits=LIMITS)
     made.compile()

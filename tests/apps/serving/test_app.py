@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
-from helpers.color_server import PNG, client_of, image_request, make_labeler, png, slowed
+from helpers.color_server import PNG, client_of, image_request, make_labeler, slowed
+from helpers.drawn_images import encoded
 from PIL import Image
 from starlette import formparsers
 
@@ -30,14 +31,14 @@ def assert_scores(result: dict, *channels: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- answers
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "IMAGE/JPEG; x=1"])
 def test_a_raw_image_is_labeled_like_by_the_predictor(ask, kind):
-    content = png(color(150, 90, 200))
+    content = encoded(color(150, 90, 200))
     body = ask(200, content=content, headers={"Content-Type": kind})
     of_python = Predictor(make_run(), HALVES)(content)
     assert body == {"results": [{"image": "image 0", "labels": list(of_python.labels), "scores": of_python.scores}]}
 
 
 def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(ask):
-    files = [("images", (f"{n}.png", png(color(40 * n)))) for n in range(4)]
+    files = [("images", (f"{n}.png", encoded(color(40 * n)))) for n in range(4)]
     files[2] = ("images", ("notes.txt", b"not an image"))
     first, second, bad, last = ask(200, files=files)["results"]
     assert bad == {"image": "notes.txt", "error": bad["error"]}
@@ -50,7 +51,7 @@ def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(a
 def test_files_of_a_form_stay_in_memory(ask, monkeypatch):
     sizes = []
     monkeypatch.setattr(formparsers, "SpooledTemporaryFile", lambda max_size: sizes.append(max_size) or io.BytesIO())
-    ask(200, files=[("images", ("a.png", png(color(9))))])
+    ask(200, files=[("images", ("a.png", encoded(color(9))))])
     assert sizes == [1 << 40]
 
 
@@ -66,7 +67,7 @@ def test_options(ask):
 def test_attention_is_that_of_the_image_and_comes_with_it(ask):
     image = color(0)
     image[:2, 2:] = 250  # the upper right patch
-    [result] = ask(200, "/predict?attention=1", content=png(image), headers=PNG)["results"]
+    [result] = ask(200, "/predict?attention=1", content=encoded(image), headers=PNG)["results"]
     assert result["attention"]["grid"] == [2, 2]
     assert result["attention"]["maps"]["labels"]["queries"] == list(NAMES)
     weights = result["attention"]["maps"]["labels"]["weights"]
@@ -101,7 +102,7 @@ def test_pages_need_nothing_from_elsewhere(ask, path):
     ids=str,
 )
 def test_pages_of_its_own_and_local_names_are_answered(ask, header):
-    ask(200, content=png(color(1)), headers=PNG | header)
+    ask(200, content=encoded(color(1)), headers=PNG | header)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
     service = Service(slowed(labeler, 0.3), queue=3, wait=0.0)
     with client_of(service) as send:
         answers = send(*(image_request(n) for n in range(12)))
-        too_many, later = send({"url": "/predict", "files": [("a", ("a.png", png(color(1))))] * 4}, image_request(1))
+        files = [("a", ("a.png", encoded(color(1))))] * 4
+        too_many, later = send({"url": "/predict", "files": files}, image_request(1))
     assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 9
     assert {answer.headers.get("retry-after", "") for answer in answers} == {"", "1"}
     assert too_many.status_code == 400, "more than the queue can ever take"
@@ -176,7 +178,7 @@ def test_a_server_is_ready_once_it_has_compiled_and_not_before(ask, labeler):
     async def early():
         transport = httpx.ASGITransport(make_app(Service(labeler)))
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return await client.get("/health"), await client.post("/predict", content=png(color(1)), headers=PNG)
+            return await client.get("/health"), await client.post("/predict", content=encoded(color(1)), headers=PNG)
 
     health, answer = asyncio.run(early())
     assert (health.status_code, health.json()) == (503, {"status": STARTING})

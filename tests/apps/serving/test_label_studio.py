@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import pytest
 import uvicorn
 from helpers.color_model import color, expected
-from helpers.color_server import CHOICES, in_thread, png, tasks
+from helpers.color_server import CHOICES, in_thread, tasks
+from helpers.drawn_images import encoded
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -14,7 +15,7 @@ from starlette.routing import Route
 
 from mlmoe_jax.apps.serving.label_studio_backend import TaskImages
 
-RED = png(color(200))
+RED = encoded(color(200))
 
 
 def inline(content: bytes) -> str:
@@ -26,7 +27,7 @@ def test_what_label_studio_asks(ask):
     assert ask(200, "/label_studio/health", "GET") == {"status": "UP", "model_class": "mlmoe"}
     setup = {"project": "1.2", "schema": CHOICES, "hostname": "http://169.254.169.254"}
     assert ask(200, "/label_studio/setup", json=setup) == {"model_version": "mlmoe"}
-    body = ask(200, **tasks(local, upload, inline(png(color(0, 200))), "x", upload))
+    body = ask(200, **tasks(local, upload, inline(encoded(color(0, 200))), "x", upload))
     assert body["model_version"] == "mlmoe"
     [red], none, [green], *unread = body["results"]  # five tasks, of which the server takes four at a time
     result = {"from_name": "labels", "to_name": "image", "type": "choices", "value": {"choices": ["red"]}}

@@ -15,8 +15,8 @@ import urllib.request
 import pytest
 from etils import epath
 from helpers.color_model import NAMES, color, expected
-from helpers.color_server import png
 from helpers.devices import environment_of
+from helpers.drawn_images import encoded
 from helpers.ports import free_port
 from helpers.tables import data_settings
 
@@ -100,7 +100,7 @@ def test_label_studio_takes_our_tasks_exports_labels_that_we_read_and_asks_our_s
     call, address = server
     (tmp_path / "photos").mkdir()
     for name, image in COLORS.items():
-        (tmp_path / name).write_bytes(png(image))
+        (tmp_path / name).write_bytes(encoded(image))
     entries = [LabelEntry(name, {"blue": POSITIVE, "dark": POSITIVE}, dict.fromkeys(NAMES, 0.75)) for name in COLORS]
     file = LabelFile(epath.Path(tmp_path / "tasks.json"), NAMES, list(COLORS), str(tmp_path), "a version")
     FORMATS["label_studio"].write(file, entries)

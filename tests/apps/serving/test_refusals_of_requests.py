@@ -16,9 +16,9 @@ from helpers.color_server import (
     image_request,
     make_labeler,
     message,
-    png,
     tasks,
 )
+from helpers.drawn_images import encoded
 from helpers.refusals import Refusal, each
 
 from mlmoe_jax.apps import serving
@@ -26,7 +26,7 @@ from mlmoe_jax.apps.serving.label_studio_backend import TaskImages
 from mlmoe_jax.apps.serving.server import _listening, make_app
 from mlmoe_jax.apps.serving.service import Service
 
-IMAGE, LARGE = png(color(9)), bytes(1 + (1 << 20))
+IMAGE, LARGE = encoded(color(9)), bytes(1 + (1 << 20))
 TOO_LARGE = "the request has more than 1,048,576 bytes"
 FORM = {"Content-Type": "multipart/form-data; boundary=xx"}
 PART = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n' + IMAGE
@@ -84,7 +84,7 @@ REQUESTS = [
     predict("a large body", 413, TOO_LARGE, content=LARGE),
     predict("a large body in parts", 413, TOO_LARGE, content=Parts()),
     predict("a large file", 413, TOO_LARGE, files=[("a", ("a.png", LARGE))]),
-    predict("many pixels", 422, "it has more than 1,000,000 pixels", content=png(np.zeros((1001, 1000), np.uint8))),
+    predict("many pixels", 422, "it has more than 1,000,000 pixels", content=encoded(np.zeros((1001, 1000), np.uint8))),
     *(predict(f"top_k={value}", 422, "top_k", f"?top_k={value}") for value in ("0", "9", "x")),
     predict("gates=maybe", 422, "gates", "?gates=maybe"),
     predict("another option", 422, "the option topk is wrong", "?topk=1"),

@@ -1,12 +1,13 @@
 """The page of the server in a browser."""
 
 import base64
-import time
 
 import pytest
 from helpers import browser
 from helpers.color_model import color
-from helpers.color_server import in_thread, make_labeler, png
+from helpers.color_server import in_thread, make_labeler
+from helpers.drawn_images import encoded
+from helpers.jobs import until
 
 from mlmoe_jax.apps.serving.connections import LimitedServer
 from mlmoe_jax.apps.serving.server import LOOPBACK, make_app
@@ -28,7 +29,7 @@ def address():
     service = Service(make_labeler())
     server = LimitedServer(make_app(service, hosts=LOOPBACK), service, 0)
     with in_thread(server) as ((host, port), _):
-        wait_until(lambda: service.state == READY)
+        until(lambda: service.state == READY)
         yield f"http://{host}:{port}"
 
 
@@ -38,13 +39,6 @@ def tab(address):
         yield tab
 
 
-def wait_until(true, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
 def give(tab, images: dict[str, bytes], how: str = DROP) -> None:
     """Drop or paste files, and wait until the server has answered."""
     files = str([[name, base64.b64encode(content).decode()] for name, content in images.items()])
@@ -52,13 +46,13 @@ def give(tab, images: dict[str, bytes], how: str = DROP) -> None:
     before = tab.run(painted)
     tab.run(GIVE % (files, how))
     state = "document.getElementById('state').textContent"
-    wait_until(lambda: tab.run(painted) > before or "cannot" in tab.run(state))
+    until(lambda: tab.run(painted) > before or "cannot" in tab.run(state))
 
 
 def test_a_dropped_image_gets_bars_thresholds_gates_and_attention(tab):
     image = color(0, 0, 200)
     image[:2, 2:, 0] = 250
-    give(tab, {"<b>a</b>.png": png(image)})
+    give(tab, {"<b>a</b>.png": encoded(image)})
     assert tab.run(NAMES)[0] == "blue"
     assert tab.run("document.getElementById('chosen').textContent") == "2 of 4 labels"
     width = tab.run("document.querySelector('#labels button.yes .bar i').style.width")
@@ -75,11 +69,11 @@ def test_a_dropped_image_gets_bars_thresholds_gates_and_attention(tab):
 
 
 def test_selecting_a_label_shows_its_gates_and_attention(tab):
-    give(tab, {"a.png": png(color(51, 0, 200))})
+    give(tab, {"a.png": encoded(color(51, 0, 200))})
     rows = tab.run(NAMES)
     tab.run(f"document.querySelectorAll('#labels button')[{rows.index('green')}].click()")
     assert tab.run("document.querySelector('.gate strong').textContent") == "gate g of green"
-    wait_until(lambda: "attention of green" in tab.run("document.getElementById('caption').textContent"))
+    until(lambda: "attention of green" in tab.run("document.getElementById('caption').textContent"))
     pressed = (
         "[...document.querySelectorAll('#labels button[aria-pressed=true] span:first-child')].map(s => s.textContent)"
     )
@@ -87,15 +81,15 @@ def test_selecting_a_label_shows_its_gates_and_attention(tab):
 
 
 def test_a_pasted_image_replaces_the_one_before(tab):
-    give(tab, {"image.png": png(color(200))}, PASTE)
+    give(tab, {"image.png": encoded(color(200))}, PASTE)
     assert tab.run(NAMES)[0] == "red"
     assert "image.png" in tab.run("document.getElementById('caption').textContent")
 
 
 def test_several_images_can_be_switched_and_a_bad_one_is_named(tab):
-    give(tab, {"red.png": png(color(200)), "bad.png": b"no", "blue.png": png(color(0, 0, 200))})
+    give(tab, {"red.png": encoded(color(200)), "bad.png": b"no", "blue.png": encoded(color(0, 0, 200))})
     assert "cannot read bad.png" in tab.run("document.getElementById('state').textContent")
-    wait_until(lambda: tab.run("document.querySelectorAll('#strip button').length") == 2)
+    until(lambda: tab.run("document.querySelectorAll('#strip button').length") == 2)
     assert tab.run(NAMES)[0] == "red"
     tab.run("document.querySelectorAll('#strip button')[1].click()")
     assert tab.run(NAMES)[0] == "blue"

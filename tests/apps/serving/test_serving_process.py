@@ -15,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.color_model import NAMES, color, expected
-from helpers.color_server import PNG, png
+from helpers.color_server import PNG
 from helpers.devices import environment_of
 from helpers.documents import program_with
+from helpers.drawn_images import encoded
 from helpers.outside import outside_python, run_outside
 
 PROGRAM = """
@@ -62,7 +63,7 @@ def ready(process: subprocess.Popen) -> str:
 
 
 def post(address: str, red: int) -> list[float]:
-    request = urllib.request.Request(f"{address}/predict", png(color(red)), PNG)
+    request = urllib.request.Request(f"{address}/predict", encoded(color(red)), PNG)
     with urllib.request.urlopen(request, timeout=30) as answer:
         scores = json.loads(answer.read())["results"][0]["scores"]
     return [scores[name] for name in NAMES]
@@ -176,10 +177,10 @@ def test_the_client_of_triton_passes_from_eight_threads(start, tmp_path):
     python = outside_python("tritonclient.http")
     files = [tmp_path / "a.png", tmp_path / "b.png"]
     for file, blue in zip(files, (0, 90), strict=True):
-        file.write_bytes(png(color(150, 0, blue)))
+        file.write_bytes(encoded(color(150, 0, blue)))
     address = ready(start()).removeprefix("http://")
     printed = run_outside(python, TRITON, address, 200, *files).splitlines()
     assert printed == ["300", "the only model of this server is classifier, without versions"]
-    (tmp_path / "a.jpg").write_bytes(png(color(150)))
+    (tmp_path / "a.jpg").write_bytes(encoded(color(150)))
     documented = program_with("tritonclient", "deployment.md").replace("127.0.0.1:8000", address)
     assert "red;dark" in run_outside(python, documented, cwd=tmp_path)
