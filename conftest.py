@@ -29,7 +29,7 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
     os.environ["MLMOE_CACHE"] = f"{os.environ['MLMOE_TESTS_CACHE']}/made"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
-    if PROGRAMS.exists() and sum(file.stat().st_size for file in PROGRAMS.iterdir()) > MOST_BYTES:
+    if PROGRAMS.exists() and sum(file.stat().st_size for file in os.scandir(PROGRAMS)) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
     (PROGRAMS / "scenes").mkdir(parents=True, exist_ok=True)
     Path(os.environ["MLMOE_CACHE"]).mkdir()

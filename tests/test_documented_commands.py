@@ -119,10 +119,10 @@ def check(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
-def test_a_documented_command_is_understood(block, tmp_path, monkeypatch):
+def test_a_documented_command_is_understood(block, monkeypatch):
     monkeypatch.syspath_prepend(REPOSITORY)  # for benchmarks and tools
     monkeypatch.chdir(REPOSITORY)
-    for words in programs(block, tmp_path):
+    for words in programs(block):
         check(words)
 
 
@@ -131,8 +131,8 @@ def test_a_documented_command_is_understood(block, tmp_path, monkeypatch):
     [page for page in (*PAGES, *CONFIGS) if page.name not in GENERATED | {"extending.md"}],
     ids=lambda page: page.name,
 )
-def test_no_command_of_a_page_is_overlooked(page, tmp_path):
-    found = [words for block in SHELL if block.page == page for words in programs(block, tmp_path)]
+def test_no_command_of_a_page_is_overlooked(page):
+    found = [words for block in SHELL if block.page == page for words in programs(block)]
     modules = [words[2] for words in found if words[:2] == ["python", "-m"]]
     text = re.sub("```text.*?```", "", page.read_text(), flags=re.DOTALL)  # what a command prints
     assert modules.count("mlmoe_jax.main") == text.count("python -m mlmoe_jax.main")

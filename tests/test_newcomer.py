@@ -86,12 +86,12 @@ def server(words: list[str], place: Path, environment: dict[str, str]) -> Iterat
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_path_factory):
+def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place):
     for needed in (*NEEDED_BY.values(), "onnxruntime"):
         pytest.importorskip(needed, reason="the page needs the extras serve and onnx")
-    shown, port, said = tmp_path_factory.mktemp("shown"), str(free_port()), {}
+    port, said = str(free_port()), {}
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
-    commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block, shown)]
+    commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block)]
     with contextlib.ExitStack() as servers:
         for words in commands:
             words = [sys.executable if word == "python" else word.replace(str(PORT), port) for word in words]
@@ -115,14 +115,14 @@ def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_path_factory):
+def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path):
     for needed in ("jax2onnx", "onnxruntime"):
         pytest.importorskip(needed, reason="the page needs the extra onnx")
     wrong = set(range(7, 188, 19))
     draw_all(tmp_path, 200, 40, wrong)
-    shown, suggestions = tmp_path_factory.mktemp("shown"), tmp_path / "photos" / "audit" / "suggestions.csv"
+    suggestions = tmp_path / "photos" / "audit" / "suggestions.csv"
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
-    for words in [words for block in blocks(LABELS, "bash", "The whole path") for words in programs(block, shown)]:
+    for words in [words for block in blocks(LABELS, "bash", "The whole path") for words in programs(block)]:
         said = run([sys.executable, *words[1:]], tmp_path, environment)
         if "--audit" in words:
             found = accept(suggestions)

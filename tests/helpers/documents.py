@@ -1,8 +1,10 @@
 """The commands and programs that the README, the pages of docs/ and the configs show."""
 
+import functools
 import re
 import shlex
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,17 +55,19 @@ def commands_in_text(page: Path) -> list[Block]:
     return [Block(page, line, " ".join(command.replace("\\\n", " ").split())) for line, command in lines]
 
 
-def programs(block: Block, folder: Path) -> list[list[str]]:
+@functools.cache
+def programs(block: Block) -> list[list[str]]:
     """Return the commands that a shell would start for a block, each split into words, without starting any.
 
     A `--command=` that a program is to start somewhere else follows as a separate program.
-    folder: an empty one, for files that the block writes.
     """
-    record = folder / "record"
-    script = f"exec 9>'{record}'\n{_RECORDER}{block.text}"
-    done = subprocess.run(["/bin/bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.stderr == "", f"{block}: {done.stderr}"
-    started = [line.removesuffix("\x1f").split("\x1f") for line in record.read_text().splitlines()]
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder, "record")
+        script = f"exec 9>'{record}'\n{_RECORDER}{block.text}"
+        done = subprocess.run(["/bin/bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.stderr == "", f"{block}: {done.stderr}"
+        lines = record.read_text().splitlines()
+    started = [line.removesuffix("\x1f").split("\x1f") for line in lines]
     passed_on = [
         word.removeprefix("--command=") for words in started for word in words if word.startswith("--command=")
     ]
