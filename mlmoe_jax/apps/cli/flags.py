@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -127,6 +128,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
+@functools.cache
 def _parser() -> argparse.ArgumentParser:
     """Return the argument parser, with a subparser for each command."""
     style = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
