@@ -4,7 +4,7 @@ The fixture `run` returns them: `run(kind, stage, **changes)`. `changes` are key
 `loss__kind="role"`. Kinds:
 
 published: the smallest of backbones, with published weights, and random values for the rest.
-program: ML-VPT, trained by the program in another process; `done` is what it printed.
+program: ML-VPT, trained by a command; `done` is what it printed.
 The names of RECIPES and configs: trained in this process. The stage "stopped" is that after half of the steps.
 
 Runs without a model are cheap, and written where a test needs them: `scored_run.py`, and for reports `made_run.py`.
@@ -12,6 +12,7 @@ Runs without a model are cheap, and written where a test needs them: `scored_run
 
 import contextlib
 import copy
+import io
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from helpers import small_program, tiny
 from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import default_config, load_config, use_adapter
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.main import main
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs import checkpoint, digests
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
@@ -130,9 +132,12 @@ class Runs:
             write_published(folder, config)
             return Made(folder, config)
         if kind == "program":
-            start = small_program.program_in(self._folder / "cache", COLUMNS="200")
-            done = start("--config=mlvpt_digits", f"--workdir={folder}", "--json", *small_program.SMALL)
-            assert done.returncode == 0, done.stderr
+            arguments = ("--config=mlvpt_digits", f"--workdir={folder}", "--json", *small_program.SMALL)
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = main(arguments)
+            assert code == 0, err.getvalue()
+            done = subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
             overrides = [tuple(flag.removeprefix("--config.").split("=")) for flag in small_program.SMALL]
             return Made(folder, load_config("mlvpt_digits", overrides), json.loads(done.stdout), done)
         config = recipe(kind, **changes)

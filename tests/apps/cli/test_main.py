@@ -91,7 +91,7 @@ def test_eval_reproduces_training_to_the_last_digit(command, trained):
     folder, done = trained
     results, again = printed(done), printed(command("--mode=eval", f"--workdir={folder}", "--json"))
     assert again == {name: results[name] for name in ("test", "test_shift")}
-    changes = ("--config.data.test_splits=val", "--config.eval.batch_size=20", "--config.report.samples=2")
+    changes = ("--config.data.test_splits=val", "--config.report.samples=2")
     other = succeeded(command("--mode=eval", f"--workdir={folder}", *changes))
     index = json.loads((folder / "samples" / "index.json").read_text())
     assert (index["split"], len(index["samples"])) == ("val", 2)

@@ -56,6 +56,8 @@ COMMANDS = {
     "eval --workdir=empty": "is not the run folder of a training: it has no config.json",
     "eval --workdir=nothing": "no run folder",
     "report --workdir=demo:photographs": "is for --mode=predict, serve, export",
+    **{f"{mode} --workdir=hf:user/name": "--local-dir=FOLDER" for mode in ("eval", "report", "thresholds")},
+    "compare --workdir=hf:user/name --workdir=run": "--local-dir=FOLDER",
     "predict --workdir=demo:birds --images=file": "there is demo:photographs",
     "predict --workdir=run --images=demo:birds": "there are no images demo:birds: demo:photographs are",
     "--config=mlvpt_digits --workdir=file/run": "cannot make the run folder",

@@ -29,7 +29,7 @@ from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.pretrained.peft import CONFIG, read_peft
-from mlmoe_jax.runs.assemble import abstract_parts
+from mlmoe_jax.runs.assemble import abstract_parts, assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
@@ -268,8 +268,8 @@ def runtime():
         pytest.param("linear_probe", CNNS["efficientnet_lite0"], marks=pytest.mark.slow),
     ],
 )
-def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, small_backbones, tmp_path):
-    run = random_run(reference, **changes)
+def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, small_backbones, drawn_parts, tmp_path):
+    run = random_run(reference, drawn_parts if changes is ON_VIT else assemble, **changes)
     TARGETS["onnx"].write(Export(run, tmp_path, {}, ALWAYS))
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     [given], [returned] = session.get_inputs(), session.get_outputs()

@@ -56,9 +56,22 @@ def hub(monkeypatch):
         yield running
 
 
+def push(run: RunFolder, *flags: str) -> int:
+    return main(["--mode=push", f"--workdir={run}", "--repo=user/name", "--license=apache-2.0", *flags])
+
+
+@pytest.fixture(scope="module")
+def files(made):
+    """The files of a pushed model."""
+    with pytest.MonkeyPatch.context() as patch, hub_site.running(patch) as hub:
+        assert push(made[0]) == 0
+        return hub.repositories["user/name"]["main"]
+
+
 @pytest.fixture
-def pushed(made, hub):
-    assert main(["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]) == 0
+def pushed(files, hub):
+    """The files of a model on the hub, which a test may change."""
+    hub.repositories["user/name"] = {"main": dict(files)}
     return hub.repositories["user/name"]["main"]
 
 
@@ -81,7 +94,9 @@ def images() -> list[np.ndarray]:
 
 
 # ------------------------------------------------------------------------------------------------------- what is shared
-def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, pushed, hub, capsys):
+def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, hub, capsys):
+    assert push(made[0]) == 0
+    pushed = hub.repositories["user/name"]["main"]
     assert set(pushed) == set(FILES) - {"frozen.safetensors"}
     assert [path.rpartition("/")[0] for method, path, _ in hub.requests if "/commit/" in path] == [
         "/api/models/user/name/commit"
@@ -154,14 +169,12 @@ def test_the_model_card_says_when_its_numbers_are_rough(own, monkeypatch):
 
 
 def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_path, capsys, monkeypatch):
-    hub.requests.clear()
     monkeypatch.delenv("HF_TOKEN")
-    command = ["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]
-    assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
+    assert push(made[0], f"--output={tmp_path / 'out'}") == 0
     assert "nothing was uploaded" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed
     assert hub.requests == []
-    assert main([*command, f"--output={tmp_path / 'out'}"]) == 2
+    assert push(made[0], f"--output={tmp_path / 'out'}") == 2
     assert "already exists" in capsys.readouterr().err
 
 
@@ -315,13 +328,6 @@ def test_without_results_or_token_nothing_is_uploaded(made, own, hub, refusal, m
 def test_a_private_model_is_shared(made, hub):
     assert share.push(made[0], "user/secret", private=True).exit_code == 0
     assert hub.private == {"user/secret"}
-
-
-def test_modes_that_write_take_no_model_of_the_hub(capsys):
-    for mode in ("eval", "report", "thresholds", "compare"):
-        folders = ["--workdir=hf:user/name"] * (1 + (mode == "compare"))
-        assert main([f"--mode={mode}", *folders]) == 2
-        assert "--local-dir=FOLDER" in capsys.readouterr().err
 
 
 def test_names_of_others_are_text_in_markdown():
