@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import browser, tiny
+from helpers import tiny
 from helpers.refusals import Refusal, each, run_command
 from helpers.tables import settings
 from PIL import Image
@@ -254,20 +254,6 @@ def test_the_images_of_a_group_are_in_one_fold(photos, monkeypatch):
     monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: options.update(keys) or fit(*values, **keys))
     photos.audit("--config.data.group_column=patient")
     assert options["units"] == patients
-
-
-@pytest.mark.slow
-def test_the_page_is_drawn_and_filtered_by_direction(photos):
-    photos.audit()
-    rows = photos.rows()
-    with browser.opened(photos.page) as tab:
-        cards = "document.querySelectorAll('#widget-cards-suggestions .card').length"
-        assert tab.run(cards) == len({row["image"] for row in rows})
-        menu = "document.querySelectorAll('#widget-cards-suggestions select')[1]"
-        tab.run(f"{menu}.value = 'missed', {menu}.dispatchEvent(new Event('change'))")
-        assert tab.run(cards) == len({row["image"] for row in rows if row["suggested"] == "1"})
-        assert tab.problems == []
-        assert all(address.startswith(("file:", "data:")) for address in tab.requests)
 
 
 @pytest.mark.slow
