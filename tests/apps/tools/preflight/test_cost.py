@@ -23,7 +23,6 @@ def probe():
 
 
 # -------------------------------------------------------------------------------- the figures of the ML-VPT paper
-@pytest.mark.slow
 def test_parameters_and_macs_as_the_papers_count(ml_vpt, probe):
     assert ml_vpt["params"] == {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480}
     assert probe["macs"]["layers"] == 21_963_611_136
@@ -33,6 +32,9 @@ def test_parameters_and_macs_as_the_papers_count(ml_vpt, probe):
     assert ml_vpt["macs"]["full"] - ml_vpt["macs"]["products"] == 287 * norms
     assert round(probe["macs"]["products"] / 1e9, 2) == 23.16
     assert round(ml_vpt["macs"]["products"] / 1e9, 2) == 26.01
+    # In batches of 64, 30 prompts on the fast path cost less than a linear probe with all tokens in all blocks.
+    assert ml_vpt["macs"]["executed"] == pytest.approx(21.85e9, rel=1e-3)
+    assert probe["macs"]["executed"] < 0.95 * probe["macs"]["full"]
 
 
 @pytest.mark.slow
@@ -47,12 +49,6 @@ def test_macs_of_dr_moe_as_papers_count_and_as_executed():
     }
 
 
-def test_fewer_macs_are_executed_than_the_papers_count(ml_vpt, probe):
-    """In batches of 64, 30 prompts on the fast path cost less than a linear probe with all tokens in all blocks."""
-    assert ml_vpt["macs"]["executed"] == pytest.approx(21.85e9, rel=1e-3)
-    assert probe["macs"]["executed"] < 0.95 * probe["macs"]["full"]
-
-
 def test_macs_that_a_kernel_of_the_gpu_executes_are_counted(monkeypatch, probe):
     """On an NVIDIA GPU, attention in bfloat16 is a call of cuDNN, in which no product is seen."""
 
@@ -64,12 +60,12 @@ def test_macs_that_a_kernel_of_the_gpu_executes_are_counted(monkeypatch, probe):
     assert of_gpu["macs"] == probe["macs"]
 
 
-def test_the_projection_of_prompts_is_counted():
-    """It maps two prompts in each of five blocks from 16 to 128 channels."""
+def test_the_projection_of_prompts_is_counted(tiny_vit):
+    """It maps two prompts in each of two blocks from 4 to 16 channels."""
     plain, projected = (
-        summary("vpt:dataset=digits", model__prompts__count=2, model__prompts__project=width) for width in (0, 16)
+        summary("vpt:dataset=digits", model__prompts__count=2, model__prompts__project=width) for width in (0, 4)
     )
-    assert projected["macs"]["layers"] - plain["macs"]["layers"] == 5 * 2 * 16 * 128
+    assert projected["macs"]["layers"] - plain["macs"]["layers"] == 2 * 2 * 4 * 16
 
 
 def test_memory_and_modules(ml_vpt):
@@ -131,11 +127,11 @@ def test_dots_and_convolutions_are_counted_in_nested_jaxprs():
 
 
 # ------------------------------------------------------------------------------------------------ the command
-def test_the_table_has_one_row_per_config_and_one_per_module(capsys):
+def test_the_table_has_one_row_per_config_and_one_per_module(tiny_vit, capsys):
     assert (
         main(["--mode=summary", "--configs=linear_probe:dataset=digits,mlvpt_digits", "--config.eval.batch_size=1"])
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["config", "linear_probe:dataset=digits", "mlvpt_digits"]
-    assert any(line.split() == ["head/classifier", "1,290", "1,290"] for line in lines)
+    assert any(line.split() == ["head/classifier", "170", "170"] for line in lines)
