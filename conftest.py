@@ -15,7 +15,7 @@ from helpers.shapes import check_shapes
 check_shapes()
 
 from helpers.lowering import share_contexts  # noqa: E402
-from helpers.paths import REPOSITORY, TOOLS  # noqa: E402
+from helpers.paths import REPOSITORY  # noqa: E402
 
 # Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
 UNOPTIMIZED = "--xla_backend_optimization_level=0"
@@ -53,15 +53,25 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(UNOPTIMIZED, "")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for garbage only after the collection, and not among what it has made."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    share_contexts()
+    return result
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave slow tests out without --all; they are deselected, since skipped tests are those that cannot run here."""
     if not config.getoption("--all"):
-        config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
-        items[:] = [item for item in items if not is_slow(item)]
-
-
-def pytest_collection_finish():
-    share_contexts()
+        kept, slow = [], []
+        for item in items:
+            (slow if is_slow(item) else kept).append(item)
+        config.hook.pytest_deselected(items=slow)
+        items[:] = kept
 
 
 def is_slow(item: pytest.Item) -> bool:
@@ -74,7 +84,8 @@ def is_slow(item: pytest.Item) -> bool:
         others = any(case.params[name] not in values for name, values in mark.kwargs.items())
         return others or any(case.indices[name] for name in mark.args)
 
-    return item.path.is_relative_to(TOOLS) or "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
+    of_tools = item.nodeid.startswith("tools/")
+    return of_tools or "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
 
 
 @pytest.hookimpl(wrapper=True)

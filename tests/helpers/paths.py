@@ -4,5 +4,4 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 REPOSITORY = TESTS.parent
-TOOLS = REPOSITORY / "tools"
 PARITY = TESTS / "parity"
