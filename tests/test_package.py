@@ -1,6 +1,7 @@
 """What is installed, what is imported, and that the two agree."""
 
 import ast
+import functools
 import json
 import os
 import re
@@ -42,6 +43,7 @@ OF_EXTRAS = {"jax2onnx", "onnx", "onnxruntime", "mlflow", "pillow_heif"}
 COPIED = {"standalone.py", "space_app.py", "mlmoe_pyfunc.py"}
 
 
+@functools.cache
 def imported() -> set[str]:
     """The top-level modules that some file of the package imports, also inside functions."""
     found = set()
