@@ -37,10 +37,13 @@ PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "deployment.md"
 RUN = "runs/digits"  # as in the page
 LIMITS = {"a": 0.25, "b": float("inf"), "c": 0.5}
 OURS = ("mlmoe_jax", "flax", "orbax", "ml_collections", "grain", "etils")
-# Runs in the exported folder; the modules of OURS cannot be imported.
-_FRESH = f"""
+# Begins a program in the exported folder, which stays as it is; the modules of OURS cannot be imported.
+_APART = f"""
 import sys
+sys.dont_write_bytecode = True
 sys.modules.update(dict.fromkeys({OURS}))
+"""
+_FRESH = f"""{_APART}
 folder, images, scores, *paths = sys.argv[1:]
 sys.path.insert(0, folder)
 import numpy as np
@@ -228,8 +231,7 @@ def test_a_lora_becomes_a_folder_of_peft(folders, tmp_path):
 def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
     by_loader, of_jax, *_ = PROGRAMS
     monkeypatch.chdir(made / "out")
-    block = f"import sys\nsys.modules.update(dict.fromkeys({OURS}))\nsys.path.insert(0, '')\n"
-    *labels, shape = run_python(block + by_loader + of_jax).splitlines()
+    *labels, shape = run_python(f"{_APART}sys.path.insert(0, '')\n{by_loader}{of_jax}").splitlines()
     assert (len(labels), shape) == (3, "(2, 3)")
 
 
