@@ -72,12 +72,11 @@ NOT_IMPORTED = {
     "main(['--help=optim'])": "scipy",
     "main(['--mode=reproduce', '--table=mlvpt.4', '--dry-run'])": "",
     "import mlmoe_jax.apps.tools.compare": "jax grain",
-    "import mlmoe_jax.training.loop": "sklearn altair scipy.stats",
-    "import mlmoe_jax.inference.predictor": "torch tensorflow tensorflow_datasets",
 }
 
 
 def test_libraries_are_imported_only_by_what_needs_them():
+    """What a training does not import is asserted by multiprocess/worker.py."""
     lines, unwanted = ["import sys", "from mlmoe_jax.main import main"], ""
     for code, names in reversed(NOT_IMPORTED.items()):
         unwanted += f" {names}"
