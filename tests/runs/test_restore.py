@@ -72,12 +72,6 @@ def test_frozen_batch_norm_is_not_trained():
     assert trains("backbone/stem/norm/scale")
 
 
-def test_the_image_size_of_a_cnn_is_free():
-    config = default_config()
-    config.data.image_size, config.model.backbone.name = 100, "resnet101"
-    assert preprocess_for(config).image_size == 100
-
-
 def test_images_are_normalized_as_the_config_says():
     config = default_config()
     config.model.backbone.name, config.data.image_size = "vit_b16_in21k", 224
@@ -86,6 +80,8 @@ def test_images_are_normalized_as_the_config_says():
     for how in means:
         config.model.backbone.normalization = how
         assert preprocess_for(config) == Preprocess(224, means[how], stds[how])
+    config.data.image_size, config.model.backbone.name = 100, "resnet101"
+    assert preprocess_for(config).image_size == 100, "that of a CNN is free"
 
 
 def test_metadata_files_of_a_run_folder(config, folder):

@@ -12,7 +12,7 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli import large_pages, process
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
-from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job, warnings_printed
+from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_command, run_job, warnings_printed
 from mlmoe_jax.errors import DISK_ERROR, DONE, USER_ERROR, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
@@ -147,16 +147,6 @@ def test_errors_of_users_and_disks_are_explained_and_ours_are_not(capsys, error,
     assert bool(shown) == bool(said)
 
 
-def test_after_a_closed_pipe_later_output_is_discarded(monkeypatch):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w") as output, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", output)
-        print("more than the reader has taken")
-        assert explain(BrokenPipeError()) == DONE
-        print("later", flush=True)
-
-
 # ----------------------------------------------------------------------------------------------- messages and output
 @pytest.fixture
 def passed(monkeypatch):
@@ -198,20 +188,23 @@ def test_only_messages_about_errors_that_are_raised_too_are_suppressed(passed, c
 
 
 # ----------------------------------------------------------------------------------------------------- standard output
-def program(output: str, **pipes) -> subprocess.CompletedProcess:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = f"{sys.executable} -m mlmoe_jax.main --help=optim.b1 {output}"
-    return subprocess.run(["bash", "-c", command], text=True, capture_output=True, env=environment)
-
-
 def test_output_to_a_full_disk_has_a_sentence():
-    done = program("> /dev/full")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"{sys.executable} -m mlmoe_jax.main --help=optim.b1 > /dev/full"
+    done = subprocess.run(["bash", "-c", command], text=True, capture_output=True, env=environment)
     assert done.returncode == DISK_ERROR
     assert done.stderr == (
         "error: cannot write standard output: No space left on device; free disk space and repeat the same command\n"
     )
 
 
-def test_a_reader_that_closes_the_output_ends_the_command_without_an_error():
-    done = program("| true; exit ${PIPESTATUS[0]}")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("end", [lambda: DONE, lambda: _fail(BrokenPipeError())], ids=["at the end", "before"])
+def test_a_reader_that_closes_the_output_ends_the_command_without_an_error(monkeypatch, capsys, end):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        patch.setattr(process, "_run", lambda arguments: print("text") or end())
+        assert run_command([]) == DONE
+        print("later output is discarded", flush=True)
+    assert capsys.readouterr().err == ""
