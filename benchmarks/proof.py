@@ -25,6 +25,7 @@ SUITE_SHARE = 0.75  # of its time, after which a suite begins no row
 # Points of mAP. A further run on digits is within 1.0 of the README's mean of three with a probability of 95 %; tables
 # of papers have that bound too. A checkpoint has no randomness, and its published number is rounded.
 BOUNDS = {"digits": 1.0, "table": 1.0, "checkpoint": 0.1}
+TWINS, PYTORCH = ("step", "data"), "PyTorch"  # the suites with a twin, and the beginning of the twins' names
 MLVPT = "--models=ml-vpt@dinov2_vitb14"
 
 
@@ -41,10 +42,14 @@ class Outcome:
 
 @dataclass
 class Setup:
-    """What the parts depend on: the folder of the results, the sizes, data sets, and the facts of the devices."""
+    """What the parts depend on: the folder of the results, the sizes, data sets, and the facts of the devices.
+
+    `peer` is an interpreter with torch, beside which the suites in TWINS are measured.
+    """
 
     out: Path
     short: bool = False
+    peer: str = ""
     voc2007: Path | None = None
     coco: Path | None = None
     checkpoint: Path | None = None
@@ -63,6 +68,7 @@ class Part:
     Attributes:
       about: what it shows.
       minutes: its share of the budget; of `own_time` parts, which are outside the budget, its limit.
+      short_minutes: its share of the budget with --short.
       command: (setup, seconds) -> the words of its command, whose exit code must be 0 or OUT_OF_TIME.
       read: (setup, standard output, exit code) -> its outcome.
     """
@@ -73,6 +79,11 @@ class Part:
     command: Callable[[Setup, float], list[str]]
     read: Callable[[Setup, str, int], Outcome]
     own_time: bool = False
+    short_minutes: float = 1.0
+
+    def share(self, setup: Setup) -> float:
+        """Return its share of the budget in minutes."""
+        return self.short_minutes if setup.short else self.minutes
 
 
 def parts_of(setup: Setup, names: list[str]) -> list[Part]:
@@ -87,7 +98,9 @@ def _read_devices(setup: Setup, output: str, code: int) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------------------ suites
-def suite(name: str, minutes: float, judge: Callable[[dict[str, Any]], tuple[str, str]], sizes: str) -> Part:
+def suite(
+    name: str, minutes: float, short_minutes: float, judge: Callable[[dict[str, Any]], tuple[str, str]], sizes: str
+) -> Part:
     """Return the part that runs a suite of `benchmarks.run`.
 
     Args:
@@ -99,8 +112,11 @@ def suite(name: str, minutes: float, judge: Callable[[dict[str, Any]], tuple[str
         return setup.parts / f"{name}.json"
 
     def command(setup: Setup, seconds: float) -> list[str]:
-        flags = "--quick" if setup.short else sizes.replace("64N", str(64 * len(setup.facts["devices"])))
+        devices = len(setup.facts["devices"])
+        flags = "--quick" if setup.short else re.sub(r"(\d+)N", lambda match: str(int(match[1]) * devices), sizes)
         words = [f"--suite={name}", f"--json={file(setup)}", f"--log={setup.parts / name}.worker.log", *flags.split()]
+        if setup.peer and name in TWINS:
+            words.append(f"--peer={setup.peer}")
         return [sys.executable, "-m", "benchmarks.run", f"--minutes={SUITE_SHARE * seconds / 60}", *words]
 
     def read(setup: Setup, output: str, code: int) -> Outcome:
@@ -113,15 +129,16 @@ def suite(name: str, minutes: float, judge: Callable[[dict[str, Any]], tuple[str
         return Outcome(*judge(rows), tables, rows)
 
     about = importlib.import_module(f"benchmarks.suites.{name}").__doc__.partition(": ")[2]
-    return Part(name, about[0].upper() + about[1:], minutes, command, read)
+    return Part(name, about[0].upper() + about[1:], minutes, command, read, short_minutes=short_minutes)
 
 
 def _errors(value: Any) -> Iterator[str]:
-    """Yield the reasons of all cases that failed."""
+    """Yield the reasons of all cases that failed, except for those of PyTorch, which the tables show."""
     if isinstance(value, dict):
         yield from [str(value["error"])] if "error" in value else []
-        for inner in value.values():
-            yield from _errors(inner)
+        for name, inner in value.items():
+            if not name.startswith(PYTORCH):
+                yield from _errors(inner)
 
 
 def _size(key: str, name: str) -> str:
@@ -153,10 +170,20 @@ def _judge_attention(rows: dict[str, Any]) -> tuple[str, str]:
 
 
 def _judge_step(rows: dict[str, Any]) -> tuple[str, str]:
-    trained = {key: sides["ours"] for key, sides in rows.items() if _size(key, "mode") == "train"}
-    rates = {key: int(_size(key, "batch")) / harness.seconds(one).median for key, one in trained.items()}
-    texts = [f"{_size(key, 'method')} {harness.number(rate)}" for key, rate in rates.items()]
-    return "measured", f"training, images/s: {', '.join(texts)}"
+    trained = {key: sides for key, sides in rows.items() if _size(key, "mode") == "train"}
+    return "measured", f"training, images/s: {', '.join(_rates(key, sides) for key, sides in trained.items())}"
+
+
+def _rates(key: str, sides: dict[str, Any]) -> str:
+    """Return a method, its size, its images/s, and how many times as fast as PyTorch it is."""
+    rate = harness.number(int(_size(key, "batch")) / harness.seconds(sides["ours"]).median)
+    twins = [
+        f"{harness.ratio(sides['ours'], one).median:.2f} times {name}"
+        for name, one in sides.items()
+        if name.startswith(PYTORCH) and "error" not in one
+    ]
+    name = f"{_size(key, 'method')} at {_size(key, 'resolution')} px {rate}"
+    return f"{name} ({', '.join(twins)})" if twins else name
 
 
 def _judge_loop(rows: dict[str, Any]) -> tuple[str, str]:
@@ -245,17 +272,18 @@ def _read_eval(setup: Setup, output: str, code: int) -> Outcome:
 # ------------------------------------------------------------------------------------------------------------- parts
 _DIGITS = "ML-VPT on digits as in the table of the README, trained and evaluated."
 _HALF = "--dtypes=bfloat16"
+# The most important first, because the last parts are the first without time.
 PARTS = (
     Part("devices", "What JAX sees.", 2, lambda setup, seconds: [sys.executable, "-c", FACTS], _read_devices),
-    suite("agreement", 5, _judge_agreement, f"{MLVPT} --resolutions=224 --batches=4"),
-    Part("digits", _DIGITS, 4, _digits_command, _read_digits),
-    suite("mfu", 6, _judge_mfu, f"{MLVPT} --resolutions=224,448 {_HALF}"),
-    suite("attention", 4, _judge_attention, f"{MLVPT} --resolutions=224,448 {_HALF}"),
-    suite("step", 5, _judge_step, f"{MLVPT},dr-moe --resolutions=224 --batches=64N {_HALF}"),
-    suite("loop", 2, _judge_loop, "--rounds=6"),
-    suite("overhead", 2, _judge_overhead, ""),
-    suite("data", 3, _judge_data, "--resolutions=224 --rounds=3"),
-    suite("memory", 7, _judge_memory, f"{MLVPT} --resolutions=224 --batches=64 {_HALF} --modes=train"),
+    suite("agreement", 5, 1, _judge_agreement, f"{MLVPT} --resolutions=224 --batches=4"),
+    suite("step", 8, 1, _judge_step, f"{MLVPT},dr-moe --resolutions=224,448 --batches=32N {_HALF}"),
+    suite("mfu", 5, 1, _judge_mfu, f"{MLVPT} --resolutions=224,448 {_HALF}"),
+    suite("memory", 6, 1, _judge_memory, f"{MLVPT} --resolutions=224 --batches=64 {_HALF} --modes=train"),
+    suite("attention", 3, 1, _judge_attention, f"{MLVPT} --resolutions=224,448 {_HALF}"),
+    suite("data", 3, 1, _judge_data, "--resolutions=224 --rounds=3"),
+    Part("digits", _DIGITS, 4, _digits_command, _read_digits, short_minutes=1),
+    suite("loop", 2, 1, _judge_loop, "--rounds=6"),
+    suite("overhead", 2, 1, _judge_overhead, ""),
 )
 TABLE_2 = tuple(
     Part(

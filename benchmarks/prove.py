@@ -1,14 +1,17 @@
 """Prove on an accelerator what the documentation says: one page and one JSON about numbers, speed and memory.
 
     bash launch/prove.sh                                     # at most 40 minutes on one H100 or a v5e-8
-    bash launch/prove.sh --short                             # tiny sizes, minutes on a CPU: does everything run?
+    bash launch/prove.sh --short --minutes=8                 # tiny sizes on a CPU: does everything run?
+    bash launch/prove.sh --minutes=10 --parts=agreement,step,mfu,memory,attention,data --peer=PYTHON
     bash launch/prove.sh --voc2007=ROOT                      # also three rows of ML-VPT, table 2, with three seeds
     bash launch/prove.sh --coco=ROOT --checkpoint=FILE       # also the authors' checkpoint on val2014
 
 Each part is a process of its own with a share of `--minutes`, and time that a part leaves is for the next parts. The
-rows of papers take their own time. `--out` gets proof.md, proof.json, and the logs of the parts. Rerun the command to
-repeat the parts that failed or were out of time; the other parts are read. Nothing is downloaded, except for weights
-that a row of a paper needs. The exit code is 1 if a part failed or was out of time.
+most important parts come first: does the step agree with the CPU, how fast is it (with `--peer` beside PyTorch), the
+largest batch, attention, the host. The rows of papers take their own time. `--out` gets proof.md, proof.json, and the
+logs of the parts. Rerun the command to repeat the parts that failed or were out of time; the other parts are read.
+Nothing is downloaded, except for weights that a row of a paper needs. The exit code is 1 if a part failed or was out of
+time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +48,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=40.0, help="budget of all parts but the rows of papers")
     parser.add_argument("--short", action="store_true", help="tiny sizes: does everything run?")
     parser.add_argument("--parts", default=",".join(names), help="some of %(default)s")
+    parser.add_argument("--peer", default="", help="interpreter with torch, transformers and torchvision")
     parser.add_argument("--voc2007", type=Path, metavar="ROOT", help="folder of VOC 2007")
     parser.add_argument("--coco", type=Path, metavar="ROOT", help="folder of COCO 2014")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="the authors' checkpoint of ML-VPT on COCO")
@@ -54,6 +59,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         setattr(options, name, path and path.resolve())
     if (options.coco is None) != (options.checkpoint is None):
         parser.error("--coco and --checkpoint belong together; give both")
+    if options.peer:
+        if shutil.which(options.peer) is None:
+            parser.error(f"--peer={options.peer} is not a program")
+        options.peer = os.path.abspath(shutil.which(options.peer))
     if options.minutes <= 0:
         parser.error(f"--minutes={options.minutes} is not positive")
     if unknown := {*options.parts.split(",")} - {*names}:
@@ -159,7 +168,7 @@ class Proof:
         return "\n".join(lines) + "\n"
 
 
-def describe(facts: dict[str, Any], *, short: bool) -> dict[str, str]:
+def describe(facts: dict[str, Any], *, short: bool, peer: str = "") -> dict[str, str]:
     """Return what the head of the page says, by name."""
     host, git = harness.machine(), ["git", "-C", str(harness.ROOT)]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
@@ -174,6 +183,7 @@ def describe(facts: dict[str, Any], *, short: bool) -> dict[str, str]:
         "versions": f"Python {sys.version.split()[0]}, {packages}",
         "commit": f"{commit or 'unknown'}{', with changes' if changes else ''}",
         "sizes": "tiny (--short); the speeds mean nothing" if short else "full",
+        "peer": peer or "none",
     }
 
 
@@ -185,11 +195,11 @@ def run_parts(proof: Proof, parts: Sequence[Part], setup: Setup, budget: float) 
       budget: seconds. A part may take its share and what the parts before it left.
     """
     pending = [part for part in parts if proof.verdict(part) not in FINISHED]
-    shares, until = sum(part.minutes for part in pending if not part.own_time), time.monotonic()
+    shares, until = sum(part.share(setup) for part in pending if not part.own_time), time.monotonic()
     for part in pending:
         seconds = 60 * part.minutes
         if not part.own_time:
-            until += budget * part.minutes / shares
+            until += budget * part.share(setup) / shares
             seconds = max(1.0, until - time.monotonic())
         if proof.verdict(part) == "failed":
             (setup.parts / f"{part.name}.json").unlink(missing_ok=True)  # rows of a suite, of which some have failed
@@ -202,7 +212,8 @@ def run_parts(proof: Proof, parts: Sequence[Part], setup: Setup, budget: float) 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the parts and print the path of the page."""
     options = arguments(words)
-    setup = Setup(options.out.resolve(), options.short, options.voc2007, options.coco, options.checkpoint)
+    data = {"voc2007": options.voc2007, "coco": options.coco, "checkpoint": options.checkpoint}
+    setup = Setup(options.out.resolve(), options.short, options.peer, **data)
     setup.parts.mkdir(parents=True, exist_ok=True)
     first = PARTS[0]
     parts = parts_of(setup, [first.name, *options.parts.split(",")])
@@ -216,7 +227,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if harness.platform_of(setup.facts) == "cpu" and not setup.short:
         print("error: JAX sees no accelerator; install the extra cuda or tpu, or give --short", file=sys.stderr)
         return 2
-    proof = Proof.open(setup.out, describe(setup.facts, short=setup.short))
+    proof = Proof.open(setup.out, describe(setup.facts, short=setup.short, peer=setup.peer))
     proof.outcomes[first.name] = devices
     proof.write(parts)
     try:

@@ -88,11 +88,12 @@ def test_a_part_gets_its_share_and_what_earlier_parts_left(setup, monkeypatch):
         return Outcome("failed", "")
 
     monkeypatch.setattr(prove, "execute", execute)
-    parts = [part("a", minutes=1), part("b", minutes=3), part("paper", minutes=90, own_time=True)]
-    prove.run_parts(prove.Proof(setup.out, ABOUT), parts, setup, budget=80)
-    assert limits["a"] == pytest.approx(20, abs=1)
-    assert limits["b"] == pytest.approx(80, abs=1)
-    assert limits["paper"] == 90 * 60
+    parts = [part("a", short_minutes=7), part("b", minutes=3), part("paper", minutes=90, own_time=True)]
+    for short, share in ((False, 20), (True, 70)):
+        prove.run_parts(prove.Proof(setup.out, ABOUT), parts, replace(setup, short=short), budget=80)
+        assert limits["a"] == pytest.approx(share, abs=1)
+        assert limits["b"] == pytest.approx(80, abs=1)
+        assert limits["paper"] == 90 * 60
 
 
 def test_the_page_has_the_machine_a_verdict_per_part_and_its_tables():
@@ -106,7 +107,7 @@ def test_the_page_has_the_machine_a_verdict_per_part_and_its_tables():
 
 # ------------------------------------------------------------------------------------------------------------- parts
 def test_a_suite_part_reads_rows_tables_and_errors(setup):
-    suite = proof.suite("overhead", 1, proof._judge_overhead, "--batches=64N")
+    suite = proof.suite("overhead", 1, 1, proof._judge_overhead, "--batches=64N")
     command = " ".join(suite.command(replace(setup, short=False), 600))
     assert "--suite=overhead --json=" in command
     assert "--batches=512" in command
@@ -120,6 +121,19 @@ def test_a_suite_part_reads_rows_tables_and_errors(setup):
     assert suite.read(setup, "", 3).verdict == "out of time"
     file.write_text(json.dumps({"rows": {"x": {"ours": {"error": "no memory"}}}}))
     assert suite.read(setup, "", 0).result == "no memory"
+
+
+def test_the_twin_takes_part_and_its_failure_is_no_failure_of_the_part(setup):
+    step = next(one for one in proof.PARTS if one.name == "step")
+    assert "--peer=python" in step.command(replace(setup, peer="python"), 60)
+    assert not [word for word in step.command(setup, 60) if word.startswith("--peer")]
+    ours, twin = ({"rounds": [{"seconds": seconds}]} for seconds in (0.5, 1.0))
+    sides = {"ours": ours, "PyTorch": twin, "PyTorch, compiled": {"error": "no compiler"}}
+    rows = {"step: method=ml-vpt mode=train batch=8 resolution=224 |": sides}
+    (setup.parts / "step.json").write_text(json.dumps({"rows": rows}))
+    outcome = step.read(setup, "", 0)
+    assert outcome.verdict == "measured"
+    assert outcome.result == "training, images/s: ml-vpt at 224 px 16.0 (2.00 times PyTorch)"
 
 
 @pytest.mark.parametrize(("gradients", "verdict"), [(1e-6, "passed"), (1e-2, "failed"), (float("nan"), "failed")])
@@ -184,7 +198,9 @@ def test_the_peak_of_a_device_is_known_or_left_out():
 
 
 # -------------------------------------------------------------------------------------------------------- the command
-@pytest.mark.parametrize("flag", ["--minutes=0", "--parts=devices,speed", "--voc2007=nowhere", f"--coco={REPOSITORY}"])
+@pytest.mark.parametrize(
+    "flag", ["--minutes=0", "--parts=devices,speed", "--voc2007=nowhere", "--peer=nowhere", f"--coco={REPOSITORY}"]
+)
 def test_a_wrong_flag_is_refused(flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         prove.main([flag])
@@ -210,14 +226,14 @@ def test_devices_that_cannot_be_used_are_on_the_page(tmp_path, monkeypatch, caps
 
 SHOWN = {  # part -> what its tables have
     "agreement": ["**Agreement**", "| tiny ML-VPT, the authors' code | bfloat16 |", "this package on the CPU"],
-    "digits": ["| val | test | test_shift |"],
-    "mfu": ["**Model FLOP/s utilization**", "there is no MFU"],
-    "attention": ["| the package's choice: its matmuls |", "| jax.nn.dot_product_attention |"],
     "step": ["**Training**", "**Inference**", "**One encoded image to its labels**", "| ours |"],
+    "mfu": ["**Model FLOP/s utilization**", "there is no MFU"],
+    "memory": ["**Peak memory**", "**Largest training batch", "| train |"],
+    "attention": ["| the package's choice: its matmuls |", "| jax.nn.dot_product_attention |"],
+    "data": ["**Input pipeline", "| ours: decode + resize |", "reduced decoding"],
+    "digits": ["| val | test | test_shift |"],
     "loop": ["**The training loop**", "| drawn | ours |"],
     "overhead": ["| 2 processes, on the CPU |", "a store of 50 ms"],
-    "data": ["**Input pipeline", "| ours: decode + resize |", "reduced decoding"],
-    "memory": ["**Peak memory**", "**Largest training batch", "| train |"],
 }
 
 
