@@ -1,4 +1,4 @@
-"""Depthwise and pointwise convolutions, against XLA's grouped convolution."""
+"""Convolutions and their gradients, against XLA's convolution."""
 
 from functools import partial
 
@@ -43,18 +43,21 @@ def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("padding", ["SAME", "VALID", ((0, 0), (0, 0))])
-def test_a_pointwise_one_equals_the_general_convolution_and_so_do_its_gradients(stride, padding):
+@pytest.mark.parametrize(
+    ("size", "padding"),
+    [(1, "SAME"), (1, "VALID"), (1, ((0, 0), (0, 0))), (1, ((1, 1), (1, 1))), (3, ((1, 1), (1, 1))), (7, "SAME")],
+)
+def test_a_dense_one_equals_the_general_convolution_and_so_do_its_gradients(stride, size, padding):
     draw = np.random.default_rng(stride)
-    x, kernel = draw.normal(size=(2, 7, 4, 6)).astype(np.float32), draw.normal(size=(1, 1, 6, 5)).astype(np.float32)
+    x = draw.normal(size=(2, 7, 4, 6)).astype(np.float32)
+    kernel = draw.normal(size=(size, size, 6, 5)).astype(np.float32)
     assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
 
 
-@pytest.mark.parametrize(("kernel", "padding"), [((3, 3, 4, 5), "SAME"), ((1, 1, 4, 5), ((1, 1), (1, 1)))])
-def test_any_other_convolution_is_the_general_one(kernel, padding):
-    layout = {**LAYOUT, "feature_group_count": 1}
-    x, kernel = np.ones((1, 6, 6, 4), np.float32), np.ones(kernel, np.float32)
-    traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (1, 1), padding, **layout))(x, kernel)
+def test_a_convolution_of_some_groups_is_the_general_one():
+    x, kernel = np.ones((1, 6, 6, 4), np.float32), np.ones((3, 3, 2, 4), np.float32)
+    layout = {**LAYOUT, "feature_group_count": 2}
+    traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (1, 1), "SAME", **layout))(x, kernel)
     assert [equation.primitive.name for equation in traced.eqns] == ["conv_general_dilated"]
 
 
@@ -71,3 +74,19 @@ def test_its_multiply_adds_are_those_of_the_convolution():
     x, kernel = drawn(3, 8, 8)
     traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (2, 2), "SAME", **LAYOUT))(x, kernel)
     assert count_macs(traced.jaxpr) == 2 * 4 * 4 * 4 * 9
+
+
+def test_the_shifts_for_the_gradient_are_not_kept_from_the_forward_pass():
+    x, kernel = jnp.ones((2, 32, 32, 16)), jnp.ones((3, 3, 16, 16))
+    layout = {**LAYOUT, "feature_group_count": 1}
+
+    def loss(x, kernel, form):
+        for _ in range(8):
+            x = jax.nn.relu(form(x, kernel, (1, 1), "SAME", **layout))
+        return x.sum()
+
+    def temporaries(form):
+        step = jax.jit(jax.grad(lambda kernel: loss(x, kernel, form)))
+        return step.lower(kernel).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(convolve) < 1.5 * temporaries(lax.conv_general_dilated)
