@@ -29,6 +29,7 @@ NUMBER = r"\d+(?:\.\d+)*[a-z]?\b"
 KINDS = r"(?:eqs?\.|equations?|secs?\.|sections?|figs?\.|figures?|tables?)"
 # A reference to a numbered place, in any wording; a row of numbers is not one.
 MENTION = re.compile(rf"\b{KINDS} \(?{NUMBER}(?:(?:-|–|, | to | and ){NUMBER})*(?! \d)", re.I)
+LONGEST = 100  # characters of a name
 PLACE = re.compile(rf"(eq\.|sec\.|table|figure) ({NUMBER})(?:–({NUMBER}))?")
 
 
@@ -79,7 +80,9 @@ def wrong_by_file(sources: Mapping[str, set[str]]) -> dict[str, list[str]]:
 def never_cited(sources: Mapping[str, set[str]]) -> list[str]:
     """Return the sources that no file cites."""
     text = " ".join(re.sub(r"\s*\n\s*(?:# +)?", " ", text_of(file)) for file in FILES)
-    return [name for name in sources if not re.search(rf"(?<!\w){re.escape(name)}, (eq|sec|table|figure)", text)]
+    citing = re.finditer(r", (?:eq|sec|table|figure)", text)
+    before = [text[max(0, mention.start() - LONGEST) : mention.start()] for mention in citing]
+    return [name for name in sources if not any(re.search(rf"(?<!\w){re.escape(name)}$", part) for part in before)]
 
 
 if __name__ == "__main__":
