@@ -1,4 +1,4 @@
-"""Convolutions and their gradients, against XLA's convolution."""
+"""Convolutions, max pooling and their gradients, against XLA's."""
 
 from functools import partial
 
@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import _depthwise, convolve
+from mlmoe_jax.models.layers.convolution import _depthwise, convolve, max_pool
 from mlmoe_jax.models.macs import count_macs
 
 ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
@@ -90,3 +91,17 @@ def test_the_shifts_for_the_gradient_are_not_kept_from_the_forward_pass():
         return step.lower(kernel).compile().memory_analysis().temp_size_in_bytes
 
     assert temporaries(convolve) < 1.5 * temporaries(lax.conv_general_dilated)
+
+
+@pytest.mark.parametrize("shape", [((3, 3), (2, 2), ((1, 1), (1, 1))), ((2, 3), (1, 2), ((0, 0), (1, 0)))])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_of_max_pooling_goes_to_the_first_of_equal_values(shape, dtype):
+    x = jnp.asarray(np.random.default_rng(0).integers(-3, 3, (2, 9, 8, 4)), dtype)
+
+    @partial(jax.jit, static_argnums=0)
+    def run(form, x):
+        values, back = jax.vjp(lambda x: form(x, *shape), x)
+        return values, *back(jnp.arange(values.size, dtype=dtype).reshape(values.shape))
+
+    for ours, theirs in zip(run(max_pool, x), run(nnx.max_pool, x), strict=True):
+        np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rtol=1e-2 if dtype == "bfloat16" else 1e-6)

@@ -19,7 +19,7 @@ from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBack
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.convolution import convolve, max_pool
 from mlmoe_jax.models.layers.initializers import Dtype
 
 EXPANSION = 4
@@ -140,7 +140,7 @@ class ResNet(ConvolutionalBackbone):
         The strides of the maps, relative to the image, are 4, 4, 8, 16, ….
         """
         x = jax.nn.relu(self.stem(image))
-        maps = [nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
+        maps = [max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
         for stage in self.stages:
             x = maps[-1]
             for block in stage:
