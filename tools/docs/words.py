@@ -36,9 +36,9 @@ BRITISH = (
 
 def in_text(pattern: str, text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and match of each place of a pattern in prose: without code in backticks."""
-    for number, line in enumerate(text.splitlines(), 1):
-        plain = re.sub(r"`[^`]*`", "``", line)
-        yield from ((number, match[0]) for match in re.finditer(pattern, plain, re.IGNORECASE))
+    plain = re.sub(r"`[^`\n]*`", "``", text)
+    for match in re.finditer(pattern, plain, re.IGNORECASE | re.MULTILINE):
+        yield plain.count("\n", 0, match.start()) + 1, match[0]
 
 
 def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
