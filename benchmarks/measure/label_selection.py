@@ -180,13 +180,9 @@ def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:
         probe = fit_logistic(images.features, images.codes)
         return probe.kernel, probe.bias
     rotation = rotate(images.features)
-    positive, valid = targets(images.codes, "negative")
-    search = PenaltySearch(
-        rotation.values,
-        positive.astype(np.float32),
-        valid.astype(np.float32),
-        np.full(len(images.codes), -1),
-    )
+    label, known = (flags.astype(np.float32) for flags in targets(images.codes, "negative"))
+    fold = np.full(len(images.codes), -1)
+    search = PenaltySearch(rotation.values, label, known, fold, np.zeros_like(label))
     point = search.solve(penalty, search.start(), EXACT)
     kernel = rotation.axes @ point.weights[:, :, -1]
     return kernel, point.biases[:, -1] - rotation.mean @ kernel

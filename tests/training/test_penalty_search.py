@@ -8,7 +8,7 @@ from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, t
 from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.training.logistic import penalty_search
 from mlmoe_jax.training.logistic.newton import solve
-from mlmoe_jax.training.logistic.penalty_search import PenaltySearch, fit_logistic, rotate
+from mlmoe_jax.training.logistic.penalty_search import Origin, PenaltySearch, fit_logistic, rotate
 
 
 def problem(images: int, width: int, *, labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -116,10 +116,10 @@ def test_a_start_far_away_leads_to_the_same_minimum():
     features, codes = problem(60, 10)
     label, known = (flags.astype(np.float32) for flags in targets(codes, "negative"))
     fold, random = assign_folds(codes, 5, 0), np.random.default_rng(1)
-    search = PenaltySearch(rotate(features).values, label, known, fold)
-    near = search.start()
-    near = solve(search.values, label, known, fold, 0.1, near.weights, near.biases, 1e-4)
-    far = solve(search.values, label, known, fold, 0.1, 30 * random.normal(size=near[0].shape), near[1] + 20, 1e-4)
+    search = PenaltySearch(rotate(features).values, label, known, fold, np.zeros_like(label))
+    given, near = (search.values, label, known, fold, 0.1, search.offsets), search.start()
+    near = solve(*given, near.weights, near.biases, 1e-4)
+    far = solve(*given, 30 * random.normal(size=near[0].shape), near[1] + 20, 1e-4)
     for one, other in zip(near, far, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
@@ -149,3 +149,86 @@ def test_each_image_is_scored_by_the_fit_without_its_group():
     right = [((fit.held_out_logits > 0) == codes[copies]).mean() for fit in fits]
     assert right[0] > 0.8
     assert right[1] < 0.65
+
+
+# ------------------------------------------------------------------------------------------------------------- origins
+def truth(features: np.ndarray, codes: np.ndarray, *, noise: float = 0.0, seed: int = 5) -> Origin:
+    """Return classifiers near those that the labels come from, with noise of the same norm times `noise`."""
+    fitted = fit_logistic(features, np.where(codes == DIFFICULT, NEGATIVE, codes))
+    drawn = np.random.default_rng(seed).normal(size=fitted.kernel.shape)
+    drawn *= np.linalg.norm(fitted.kernel) / np.linalg.norm(drawn)
+    return Origin((fitted.kernel + noise * drawn).astype(np.float32), fitted.bias)
+
+
+def take(images: np.ndarray | slice, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(array[images] for array in arrays)
+
+
+@pytest.mark.parametrize("width", [12, 80], ids=["more images than features", "fewer"])
+def test_a_fit_drawn_towards_classifiers_is_a_fit_of_the_rest_with_offsets(width):
+    """A closed form: at the minimum the gradient vanishes, C Σ (σ(w·x + b) − y) x + w − w₀ = 0, and Σ (σ − y) = 0."""
+    features, codes = problem(400, width)
+    origin = truth(*take(slice(60, None), features, codes), noise=0.3)
+    features, codes = take(slice(60), features, codes)
+    found = fit_logistic(features, codes, origin=origin)
+    assert found.origin is origin
+    assert found.penalty > 1e-3
+    positive, known = targets(codes, "negative")
+    wide = features.astype(np.float64)
+    errors = known * (1 / (1 + np.exp(-(wide @ found.kernel + found.bias))) - positive)
+    np.testing.assert_allclose(errors.sum(axis=0), 0, atol=2e-4)
+    step = found.penalty * wide.T @ errors + found.kernel - origin.kernel
+    np.testing.assert_array_less(
+        np.linalg.norm(step, axis=0), 2e-3 * np.linalg.norm(found.kernel - origin.kernel, axis=0)
+    )
+
+
+def test_a_fit_towards_zero_is_the_fit_without_an_origin():
+    features, codes = problem(60, 20)
+    plain = fit_logistic(features, codes)
+    drawn = fit_logistic(features, codes, origin=Origin.zero(20, 4))
+    np.testing.assert_array_equal(drawn.kernel, plain.kernel)
+    np.testing.assert_array_equal(drawn.bias, plain.bias)
+    assert (drawn.losses, drawn.penalty) == (plain.losses, plain.penalty)
+
+
+def test_the_loss_decides_between_the_origins():
+    features, codes = problem(500, 40)
+    held, few = take(slice(300, None), features, codes), take(slice(40), features, codes)
+    plain = fit_logistic(*few)
+    near = fit_logistic(*few, origin=(origin := truth(*held)))
+    assert near.origin is origin
+    assert near.losses[near.penalty] < plain.losses[plain.penalty]
+    far = fit_logistic(*few, origin=Origin(-origin.kernel, origin.bias))
+    assert not far.origin.kernel.any()
+    np.testing.assert_array_equal(far.kernel, plain.kernel)
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["vectors that fit", "vectors that do not"])
+def test_labels_without_images_keep_their_classifier_and_its_scores(sign):
+    features, codes = problem(300, 30, labels=6)
+    origin = truth(*take(slice(100, None), features, codes))
+    origin = Origin(sign * origin.kernel, origin.bias)
+    features, codes = take(slice(50), features, codes)
+    codes[:, 0], codes[:, 1], codes[:, 2] = UNKNOWN, NEGATIVE, POSITIVE
+    found = fit_logistic(features, codes, origin=origin)
+    assert (found.origin is origin) == (sign > 0)
+    np.testing.assert_array_equal(found.kernel[:, :3], origin.kernel[:, :3])
+    np.testing.assert_array_equal(found.bias[:3], origin.bias[:3])
+    np.testing.assert_allclose(found.held_out_logits[:, :3], origin.logits(features)[:, :3], rtol=1e-5, atol=1e-5)
+    assert (found.kernel[:, 3:] != origin.kernel[:, 3:]).all()
+
+
+def test_the_only_image_of_a_label_is_held_out_with_odds_of_the_others():
+    """The fit without it has no positive image, so it keeps the weights, and the bias expects one image of n + 1."""
+    features, codes = problem(40, 10)
+    origin = Origin(np.eye(10, 4, dtype=np.float32), np.zeros(4, np.float32))
+    codes[:, 0] = NEGATIVE
+    codes[7, 0] = POSITIVE
+    label, known = (flags.astype(np.float32) for flags in targets(codes, "negative"))
+    fold = assign_folds(codes, 5, 0)
+    search = PenaltySearch(rotate(features).values, label, known, fold, origin.logits(features))
+    outside = search.held_out_logits(search.start())[:, 0]
+    others = fold != fold[7]
+    bias = outside[7] - features[7, 0]
+    assert np.mean(np.exp(features[others, 0] + bias)) == pytest.approx(1 / 41, rel=1e-5)

@@ -30,6 +30,7 @@ def solve(
     known: Float[Array, "n k"],
     fold: Int[Array, " n"],
     penalty: Scalar,
+    offsets: Float[Array, "n k"],
     weights: Float[Array, "r k f"],
     biases: Float[Array, "k f"],
     tolerance: Scalar,
@@ -38,12 +39,11 @@ def solve(
 
     The objective of label k and fit f is
 
-        C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2,    y_i = ±1,
+        C · Σ_i log(1 + exp(−y_i (w·x_i + b + o_i))) + |w|²/2,    y_i = ±1,
 
-    where w and b are the weights and the bias, C is the inverse strength of the penalty, and x_i and y_i are the
-    features and the label of image i. The sum is over the images whose label k is known and that are not in fold f. If
-    these images are all positive or all negative, the weights keep their start value, and the bias is log(n + 1) or
-    −log(n + 1).
+    where w and b are the weights and the bias, C is the inverse strength of the penalty, and x_i, y_i and o_i are the
+    features, the label and the offset of image i. The sum is over the images whose label k is known and that are not in
+    fold f. If these images are all positive or all negative, the weights and the bias keep their start values.
 
     Args:
       values: x, the features on their principal axes, see `penalty_search.rotate`.
@@ -51,6 +51,7 @@ def solve(
       known: 1 for known labels, otherwise 0.
       fold: the fold of each image.
       penalty: C.
+      offsets: o, logits that are added to those of w and b.
       weights: start values of w.
       biases: start values of b.
       tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most
@@ -60,9 +61,8 @@ def solve(
     kept = fold[:, None] != jnp.arange(fits)
     counted = (known[:, :, None] * kept[:, None]).reshape(len(values), -1)
     problem = _Problem(values, jnp.repeat(label, fits, axis=1), counted, penalty)
-    fixed, odds = problem.constant_columns()
-    start = _Step(weights.reshape(len(weights), -1), jnp.where(fixed, odds, biases.ravel()))
-    solution = _newton(problem, start, fixed, tolerance)
+    start = _Step(weights.reshape(len(weights), -1), biases.ravel())
+    solution = _newton(problem, start, jnp.repeat(offsets, fits, axis=1), tolerance)
     return solution.weights.reshape(weights.shape), solution.biases.reshape(biases.shape)
 
 
@@ -94,14 +94,13 @@ class _Problem(NamedTuple):
     counted: PerImage
     penalty: Scalar
 
-    def constant_columns(self) -> tuple[Flags, PerColumn]:
-        """Return which regressions have only positive or only negative images, and the bias to use for them."""
-        positives, total = (self.counted * self.target).sum(axis=0), self.counted.sum(axis=0)
-        odds = jnp.log(len(self.values) + 1.0)
-        return (positives == 0) | (positives == total), jnp.where(positives > 0, odds, -odds)
+    def are_constant(self) -> Flags:
+        """Return which regressions have only positive images, only negative images, or none."""
+        positives = (self.counted * self.target).sum(axis=0)
+        return (positives == 0) | (positives == self.counted.sum(axis=0))
 
     def margins(self, point: _Step) -> PerImage:
-        """Return w·x + b for each image and regression."""
+        """Return w·x + b for each image and regression, without the offset."""
         return jnp.dot(self.values, point.weights, precision="highest") + point.biases
 
     def transpose(self, residuals: PerImage) -> _Step:
@@ -123,13 +122,13 @@ class _Problem(NamedTuple):
         return self.penalty * (self.counted * losses).sum(axis=0) + norms / 2
 
 
-def _newton(problem: _Problem, point: _Step, fixed: Flags, tolerance: Scalar) -> _Step:
-    """Minimize the objectives of all regressions except the `fixed` ones, and return the weights and biases.
+def _newton(problem: _Problem, point: _Step, offsets: PerImage, tolerance: Scalar) -> _Step:
+    """Minimize the objectives of all regressions that are not constant, and return the weights and biases.
 
     Args:
       problem: the regressions.
       point: the start.
-      fixed: the regressions whose start is their solution.
+      offsets: o, as in `solve`; they change margins by a constant, and no other term.
       tolerance: as in `solve`.
     """
 
@@ -149,7 +148,8 @@ def _newton(problem: _Problem, point: _Step, fixed: Flags, tolerance: Scalar) ->
         small &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(point.biases))
         return count + 1, point, margins, converged | small | (factor == 0)
 
-    return jax.lax.while_loop(continues, step, (0, point, problem.margins(point), fixed))[1]
+    start = (0, point, problem.margins(point) + offsets, problem.are_constant())
+    return jax.lax.while_loop(continues, step, start)[1]
 
 
 class _NewtonSystem(NamedTuple):

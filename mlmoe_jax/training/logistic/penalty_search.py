@@ -8,6 +8,10 @@ over the images whose label is known. The problem is convex, so the result depen
 All labels use one C, the value with the least mean log loss of the images outside each fold's fit (M. Stone,
 "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974).
 
+If the labels have weights w₀ and intercepts b₀ already, such as those of their names, the penalty is |w − w₀|²/2. With
+w = w₀ + v and o_i = w₀·x_i + b₀, this is the same problem for v with the offset o_i in the logit of image i. The search
+then covers both origins, w₀ and 0, and takes the one with the smaller loss.
+
 The features are first rotated onto the principal axes of the images. This changes no solution, because it preserves
 |w|. With fewer images than features it leaves fewer coordinates than images, and the Hessian becomes nearly diagonal,
 which preconditions the solver.
@@ -17,10 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from scipy.linalg import eigh
+from scipy.special import logsumexp
 
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.sampling import assign_folds
@@ -36,6 +42,29 @@ BLOCK_BYTES = 2**27  # size of an array of images × labels × fits
 NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 features do not determine
 
 
+class Origin(NamedTuple):
+    """The linear classifiers of K labels on D features towards which a fit is drawn: w₀ and b₀.
+
+    Attributes:
+      kernel: the weights.
+      bias: the biases.
+    """
+
+    kernel: Float[np.ndarray, "d k"]
+    bias: Float[np.ndarray, " k"]
+
+    @classmethod
+    def zero(cls, width: int, labels: int) -> Origin:
+        return cls(np.zeros((width, labels), np.float32), np.zeros(labels, np.float32))
+
+    def only(self, labels: Bool[np.ndarray, " k"]) -> Origin:
+        """Return the classifiers of some labels, and zeros for the others."""
+        return Origin(self.kernel * labels, self.bias * labels)
+
+    def logits(self, features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
+        return features @ self.kernel + self.bias
+
+
 @dataclass(frozen=True)
 class LogisticFit:
     """Linear classifiers of K labels on D features.
@@ -46,6 +75,7 @@ class LogisticFit:
       held_out_logits: the logits of each training image, by the classifiers that were fitted without its fold.
       penalty: the selected C, which has the lowest loss in `losses`.
       losses: C -> mean log loss of the held-out logits, in nats.
+      origin: the classifiers towards which these are drawn.
     """
 
     kernel: Float[np.ndarray, "d k"]
@@ -53,6 +83,7 @@ class LogisticFit:
     held_out_logits: Float[np.ndarray, "n k"]
     penalty: float
     losses: dict[float, float]
+    origin: Origin
 
 
 def fit_logistic(
@@ -62,10 +93,12 @@ def fit_logistic(
     difficult: str = "negative",
     seed: int = 0,
     units: Sequence[str] | None = None,
+    origin: Origin | None = None,
 ) -> LogisticFit:
     """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
-    A label that is positive for all images or for none gets no weights; see `newton.solve`.
+    A label that is positive for all images or for none gets no weights and the bias ±log(n + 1). With an `origin`, it
+    keeps the weights and the bias of its origin instead.
 
     Args:
       features: one row per image.
@@ -73,6 +106,7 @@ def fit_logistic(
       difficult: treatment of difficult labels, as in `data.label_codes.targets`.
       seed: seed of the folds.
       units: the unit of each image, as in `assign_folds`; the images of a unit are in one fold.
+      origin: classifiers towards which the fit is drawn if that lowers the loss; None = 0.
 
     Raises:
       UserError: there are fewer than two images or groups.
@@ -80,17 +114,29 @@ def fit_logistic(
     count = len(codes) if units is None else len(set(units))
     if count < 2:
         raise UserError("train.fit=logistic needs two images or more, of two groups, to choose its penalty")
-    rotation = rotate(features)
     fold = assign_folds(codes, min(FOLDS, count), seed, units)
-    positive, valid = targets(codes, difficult)
-    search = PenaltySearch(rotation.values, positive.astype(np.float32), valid.astype(np.float32), fold)
+    label, known = (flags.astype(np.float32) for flags in targets(codes, difficult))
+    origins = [Origin.zero(features.shape[1], label.shape[1])]
+    if origin is not None:
+        positives = label.sum(axis=0)
+        origins = [origin, origin.only((positives == 0) | (positives == known.sum(axis=0)))]
+    rotation = rotate(features)
+    fits = []
+    for start in origins:
+        search = PenaltySearch(rotation.values, label, known, fold, start.logits(features))
+        fits.append(_fit_from(start, search, rotation))
+    return min(fits, key=lambda fit: fit.losses[fit.penalty])
+
+
+def _fit_from(origin: Origin, search: PenaltySearch, rotation: Rotation) -> LogisticFit:
+    """Return the classifiers of a search whose offsets are the logits of `origin`."""
     rough, losses = search.best()
     fit = search.solve(rough.penalty, rough, EXACT)
-    kernel = rotation.axes @ fit.weights[:, :, -1]
-    bias = fit.biases[:, -1] - rotation.mean @ kernel
-    return LogisticFit(
-        kernel.astype(np.float32), bias.astype(np.float32), search.held_out_logits(fit), fit.penalty, losses
-    )
+    added = rotation.axes @ fit.weights[:, :, -1]
+    kernel = origin.kernel + added
+    bias = origin.bias + fit.biases[:, -1] - rotation.mean @ added
+    held_out = search.held_out_logits(fit)
+    return LogisticFit(kernel.astype(np.float32), bias.astype(np.float32), held_out, fit.penalty, losses, origin)
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation
@@ -153,12 +199,14 @@ class PenaltySearch:
       label: 1 for positive labels, otherwise 0.
       known: 1 for known labels, otherwise 0.
       fold: the fold of each image.
+      offsets: the logits of the origin of the weights.
     """
 
     values: Float[np.ndarray, "n r"]
     label: Float[np.ndarray, "n k"]
     known: Float[np.ndarray, "n k"]
     fold: Int[np.ndarray, " n"]
+    offsets: Float[np.ndarray, "n k"]
 
     @property
     def fits(self) -> int:
@@ -166,10 +214,30 @@ class PenaltySearch:
         return int(self.fold.max()) + 2
 
     def start(self) -> PenaltyFit:
-        """Return weights and biases of zero, the start of the first solution."""
-        width, labels = self.values.shape[1], self.label.shape[1]
-        weights, biases = np.zeros((width, labels, self.fits)), np.zeros((labels, self.fits))
-        return PenaltyFit(FIRST_PENALTY, weights.astype(np.float32), biases.astype(np.float32))
+        """Return the start of the first solution: weights of zero, and the biases of constant labels.
+
+        A label is constant in a fit if its known images are all positive or all negative, and `newton.solve` then
+        leaves it unchanged. If it is constant in all fits and has offsets, its bias is 0, so that the offsets remain.
+        """
+        weights = np.zeros((self.values.shape[1], self.label.shape[1], self.fits), np.float32)
+        biases = np.stack([self._constant_biases(self.fold != number) for number in range(self.fits)], axis=1)
+        biases[(biases[:, -1] != 0) & self.offsets.any(axis=0)] = 0
+        return PenaltyFit(FIRST_PENALTY, weights, biases)
+
+    def _constant_biases(self, rows: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " k"]:
+        """Return the bias of each label that is constant on the images `rows`, and 0 for other labels.
+
+        Without offsets it is log(n + 1) if the label is positive, else −log(n + 1), for all n images. With offsets, the
+        mean odds of an exception are 1 / (n + 1) as well.
+        """
+        counted = rows.astype(np.float32)
+        positives = counted @ self.label
+        constant = np.flatnonzero((positives == 0) | (positives == counted @ self.known))
+        sign = np.where(positives[constant] > 0, 1, -1).astype(np.float32)
+        mean_odds = logsumexp(-sign * self.offsets[np.ix_(rows, constant)], axis=0) - np.log(counted.sum())
+        biases = np.zeros(len(positives), np.float32)
+        biases[constant] = sign * (np.log(len(rows) + 1) + mean_odds)
+        return biases
 
     def best(self) -> tuple[PenaltyFit, dict[float, float]]:
         """Return the solution for the C with the lowest loss, and the loss of each C that was tried.
@@ -225,6 +293,7 @@ class PenaltySearch:
                 self.known[:, block],
                 self.fold,
                 penalty,
+                self.offsets[:, block],
                 start.weights[:, block],
                 start.biases[block],
                 tolerance,
@@ -237,7 +306,7 @@ class PenaltySearch:
         for number in range(self.fits - 1):
             rows = self.fold == number
             logits[rows] = self.values[rows] @ fit.weights[:, :, number] + fit.biases[:, number]
-        return logits
+        return logits + self.offsets
 
     def loss(self, fit: PenaltyFit) -> float:
         """Return the mean log loss of `held_out_logits` over all known labels, in nats."""
