@@ -18,17 +18,26 @@ For a table with one column per class (1, 0, or empty for unknown), pass label_c
 
 root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: any name in
 models.backbones.catalog; by default DINOv2 if its weights are on this machine, else EfficientNet-Lite0, which needs no
-download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size.
+download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size; by
+default 224, with names the backbone's own.
+
+names: the vectors of the label names, written by --mode=encode (docs/labels-by-name.md). The labels are the names of
+the file, and the backbone is the one that they belong to. The fit is drawn towards the classifiers that the vectors
+give, as far as this lowers the loss of cross-validation. Labels without images keep the scores of their names.
 
 On a CNN, a linear classifier is fitted to the features of all images, to convergence. Nothing is held out, and the
 metrics are of cross-validation. With fit=steps it is trained by steps instead, as a ViT always is, with a tenth of the
 images held out. epochs: for training by steps, the number of passes over the training images, 20 if it is 0.
 """
 
+import os
+
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import choice, default_config, parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.data.labels.name_vectors import read_name_vectors
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.weights import has_weights
 from mlmoe_jax.runtime.progress import status
@@ -44,7 +53,8 @@ def get_config(arg="", run=None):
         table="labels.csv",
         label_column="labels",
         backbone="",
-        resolution=224,
+        resolution=0,
+        names="",
         fit=choice(("logistic", "steps")),
         epochs=0,
     )
@@ -57,14 +67,18 @@ def get_config(arg="", run=None):
     config.data.label_column = options.label_column
     config.data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
     config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
-    config.data.image_size = options.resolution
+    config.data.image_size = options.resolution or 224
 
     # ---- the method, on a frozen backbone
-    config.model.backbone.name = options.backbone or (run.model.backbone.name if run else best_backbone())
-    if backbone_shape(config).takes_adapters:
+    config.model.backbone.name = options.backbone
+    if options.names:
+        use_names(config, options.names, options.resolution)
+    elif not options.backbone:
+        config.model.backbone.name = run.model.backbone.name if run else best_backbone()
+    if backbone_shape(config).takes_adapters and not options.names:
         use_prompts(config)
     else:
-        use_cached_features(config)
+        use_cached_features(config, "cosine" if options.names else "linear")
     if config.data.cache_features != "no" and options.fit == "logistic":
         use_logistic_regression(config)
         if options.epochs:
@@ -100,12 +114,20 @@ def use_prompts(config: ConfigDict) -> None:
     config.optim.learning_rate = 5e-4
 
 
-def use_cached_features(config: ConfigDict) -> None:
-    """Set a linear probe for a CNN, whose features are computed once.
+def use_names(config: ConfigDict, names: str, resolution: int) -> None:
+    """Set the vectors of the label names, and without a choice the backbone of the vectors and its image size."""
+    config.model.head.names, config.data.classes = names, os.path.abspath(names)  # data.classes is below data.root
+    if not config.model.backbone.name:
+        config.model.backbone.name = read_name_vectors(names).backbone
+    config.data.image_size = resolution or catalog.entry(config.model.backbone.name).image_size
+
+
+def use_cached_features(config: ConfigDict, head: str) -> None:
+    """Set a linear probe for a CNN, or for vectors of names, with features that are computed once.
 
     On two thousand photographs no other head was better (docs/results.md, "On photographs").
     """
-    config.model.head.kind = "linear"
+    config.model.head.kind = head
     config.data.cache_features = "float32"  # with fit=steps, "no" to augment the images, with config.augment
     config.loss.kind, config.loss.reduce, config.loss.scale = "bce", "mean", 1.0
     config.optim.learning_rate, config.optim.weight_decay = 1e-2, 1e-2

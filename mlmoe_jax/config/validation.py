@@ -219,7 +219,7 @@ def _fit_mistakes(config: ConfigDict) -> list[str]:
     if config.train.fit != "logistic":
         return []
     head, wrong, otherwise = config.model.head, [], ", or train.fit=steps"
-    if head.kind != "linear" or head.pool not in ("cls", "mean"):
+    if head.kind != "cosine" and (head.kind != "linear" or head.pool not in ("cls", "mean")):
         wrong.append(f"train.fit=logistic fits one linear classifier: set model.head.kind=linear, pool=cls{otherwise}")
     if config.data.cache_features == "no":
         wrong.append(f"train.fit=logistic needs fixed features: set data.cache_features=float32{otherwise}")
@@ -246,6 +246,9 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     kind, head, wrong = config.model.head.kind, head_class(config), []
     if head.needs_group_prompts and not prompts_class(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
+    if config.model.head.names and not head.reads_names:
+        readers = ", ".join(name for name in HEADS if HEADS[name].reads_names)
+        wrong.append(f"model.head.names is set, and head {kind} does not read vectors of names; {readers} do")
     terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if not terms and config.augment.mix != "none":
         wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")

@@ -278,10 +278,17 @@ class Head(nnx.Module):
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
     reads_names: bool = False
     """Whether the head uses the vectors of the names of `model.head.names`, `LabelSpace.name_vectors`."""
+    starts_from_names: bool = False
+    """Whether the vectors of the names give the initial classifiers, in the space of the features of the backbone."""
     batch_statistics: bool = False
     """Whether the head normalizes by statistics of the training batch, which therefore must not contain blanks."""
     unknown_labels: str = ""
     """A warning about the treatment of unknown labels in training, if they are not only excluded from the loss."""
+
+    @classmethod
+    def mixes_labels(cls, config: ConfigDict) -> bool:
+        """Return whether the score of a label depends on which other labels there are; False by default."""
+        return False
 
     @classmethod
     @abc.abstractmethod

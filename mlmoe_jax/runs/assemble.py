@@ -104,7 +104,7 @@ def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone:
     if load_backbone:
         fill_backbone(model, config)
     draw_missing(model, build)
-    if load_backbone and label_space.name_vectors is not None:
+    if load_backbone and head_class(config).starts_from_names and label_space.name_vectors is not None:
         _require_fitting(label_space.name_vectors, model.backbone, config)
     return model
 

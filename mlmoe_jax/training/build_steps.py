@@ -34,6 +34,7 @@ class Steps:
     """The optimizer and the compiled steps for one model on one mesh.
 
     Attributes:
+      definition: the structure of the model.
       num_labels: the number of labels, K.
       mesh: the mesh of devices.
       label_axes: result of `label_axes_for`.
@@ -46,6 +47,7 @@ class Steps:
       eval_step: the evaluation step, a result of `make_eval_step`.
     """
 
+    definition: ModelDef
     num_labels: int
     mesh: Mesh
     label_axes: LabelAxes | None
@@ -129,6 +131,7 @@ def build_steps(
         skips=bool(config.train.skip_nonfinite),
     )
     return Steps(
+        definition=parts.definition,
         num_labels=num_labels,
         mesh=mesh,
         label_axes=label_axes,

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.documents import CONFIGS
+from helpers.name_vectors import drawn_vectors
 
 from mlmoe_jax.config import flatten, load_config, validate
 from mlmoe_jax.training.selection import require_metric, selection_split
@@ -80,3 +81,16 @@ def test_a_data_set_with_validation_images_keeps_them(name, refusal):
 @pytest.mark.parametrize("preset", ["mlvpt_dinov2:preset=paper", "drmoe_resnet101:preset=static"])
 def test_held_out_selection_combines_with_every_preset(preset):
     assert changes(f"{preset},selection=held_out", of=preset) == HELD_OUT
+
+
+def test_own_images_with_names_have_their_backbone_and_a_fit_of_its_normalized_features(tmp_path, monkeypatch):
+    drawn_vectors(("sea", "boat"), 8, backbone="siglip2_vitb16_256").write(tmp_path / "labels.safetensors")
+    monkeypatch.chdir(tmp_path)
+    config = load_config("own_csv:root=photos,names=labels.safetensors", [])
+    validate(config)
+    assert (config.model.backbone.name, config.data.image_size) == ("siglip2_vitb16_256", 256)
+    assert (config.model.head.kind, config.train.fit, config.model.prompts.kind) == ("cosine", "logistic", "none")
+    assert config.model.head.names == "labels.safetensors"
+    assert config.data.classes == str(tmp_path / "labels.safetensors"), "the table is in another folder"
+    assert load_config("own_csv:root=photos,names=labels.safetensors,resolution=384", []).data.image_size == 384
+    assert load_config("own_csv:root=photos", []).data.image_size == 224

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import tiny
+from helpers.name_vectors import drawn_vectors
 from helpers.runs import Made, recipe
 
 from mlmoe_jax.apps.report.page import write_report
@@ -19,7 +20,7 @@ from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training import training_data
 from mlmoe_jax.training.logistic import fit as classifier_fit
-from mlmoe_jax.training.logistic.penalty_search import fit_logistic
+from mlmoe_jax.training.logistic.penalty_search import Origin, fit_logistic
 from mlmoe_jax.training.loop import train
 
 ONLY_TRAIN = {"data__test_splits": (), "data__val_split": ""}
@@ -138,3 +139,29 @@ def test_keys_about_steps_have_no_effect(finished, tmp_path):
     folder, steps = RunFolder(tmp_path / "other"), {"train__batch_size": 7, "train__accumulate": 7}
     train(recipe("logistic", optim__schedule="cosine", optim__warmup_steps=9, **steps), folder)
     assert folder.read_json("results.json") == finished[0].read_json("results.json")
+
+
+@pytest.mark.parametrize("projects", [True, False], ids=["projected", "not projected"])
+def test_with_vectors_of_names_the_fit_is_of_normalized_features_and_starts_from_the_vectors(
+    tmp_path, capsys, projects
+):
+    """CLIP has a projection of image features, and SigLIP 2 has none."""
+    plain = recipe("logistic", **ONLY_TRAIN)
+    split, folder = open_split(plain.data, "train"), RunFolder(tmp_path / "run")
+    tables = map(np.load, (cache_folder() / "features").glob("*/00000.cls.npy"))
+    [features] = [table for table in tables if len(table) == 50]
+    width = 9 if projects else features.shape[1]
+    options = {"projects_from": projects * features.shape[1], "backbone": plain.model.backbone.name}
+    vectors = drawn_vectors(split.classes, width, **options)
+    vectors.write(file := tmp_path / "labels.safetensors")
+    train(recipe("logistic", model__head__kind="cosine", model__head__names=str(file), **ONLY_TRAIN), folder)
+    if projects:
+        features = features @ vectors.projection
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    origin = Origin(vectors.kernel(), vectors.offsets())
+    found = fit_logistic(features, split.labels, units=split.ids, origin=origin)
+    values = open_run(folder).values
+    np.testing.assert_allclose(values[classifier_fit.KERNEL], found.kernel, rtol=1e-3, atol=2e-3)
+    np.testing.assert_allclose(values[classifier_fit.BIAS], found.bias, rtol=1e-3, atol=2e-3)
+    chosen = "the vectors of the names" if found.origin is origin else "0, which has less log loss than the names"
+    assert f"the fit is drawn towards {chosen}; labels without images keep" in capsys.readouterr().err

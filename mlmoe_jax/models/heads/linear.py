@@ -62,13 +62,20 @@ class LinearHead(Head):
         pool = config.model.head.pool
         return ("logits", *(() if pool in ("mean", "max") else POOLS.get(pool, ())))
 
+    def image_vectors(self, features: Features) -> Float[Array, "b d"]:
+        """Return the feature of each image that `classifier` classifies."""
+        if self.pool == "max":
+            pooled = features.patches.max(axis=1)
+        else:
+            pooled = features.mean if self.pool == "mean" else features.cls
+        return partition.shard_images(pooled).astype(jnp.float32)
+
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         if self.pool in ("mean", "max"):
-            pooled = features.mean if self.pool == "mean" else features.patches.max(axis=1)
-            return Prediction(self.classifier(partition.shard_images(pooled).astype(jnp.float32)))
+            return Prediction(self.classifier(self.image_vectors(features)))
         terms = {}
         if CLS in self.read:
-            terms[CLS] = self.classifier(partition.shard_images(features.cls).astype(jnp.float32))
+            terms[CLS] = self.classifier(self.image_vectors(features))
         if PATCHES in self.read:
             votes = self.patch_classifier(partition.shard_images(features.patches).astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])

@@ -14,11 +14,13 @@ from mlmoe_jax.data.features import FeatureTable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
 from mlmoe_jax.models.calibration import probabilities
+from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.runs.folder import training_finished
+from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.experiment import Experiment
-from mlmoe_jax.training.logistic.penalty_search import LogisticFit, fit_logistic
+from mlmoe_jax.training.logistic.penalty_search import LogisticFit, Origin, fit_logistic
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
@@ -49,7 +51,8 @@ def fit_classifier(
     """Fit the classifier, save it as a checkpoint, and return cross-validated scores of the training images.
 
     If the run is finished, nothing is fitted, and the stored scores are returned. Otherwise the fitted values become
-    the values of `selection`. Every process computes the whole fit.
+    the values of `selection`. Every process computes the whole fit. With vectors of the label names, it is drawn
+    towards the classifiers that they give.
 
     Returns:
       The score of each training image by the model that was fitted without the fold of the image.
@@ -58,16 +61,33 @@ def fit_classifier(
         return read_scores(experiment.folder)[OUT_OF_FOLD]
     config, split = experiment.config, experiment.data.train_split
     features, read = read_features(split.features)
+    features = _classified(experiment, state, split.features, features)
+    names = experiment.data.label_space.name_vectors
+    origin = None if names is None else Origin(names.kernel(), names.offsets())
     experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
     units = split.take(np.flatnonzero(read), split.name).units
     difficult = config.data.difficult_train
-    fit = fit_logistic(features, split.labels[read], difficult=difficult, seed=config.seed, units=units)
+    options = {"difficult": difficult, "seed": config.seed, "units": units, "origin": origin}
+    fit = fit_logistic(features, split.labels[read], **options)
+    if origin is not None:
+        drawn = "the vectors of the names" if fit.origin is origin else "0, which has less log loss than the names"
+        status(f"the fit is drawn towards {drawn}; labels without images keep the scores of their names")
     status(f"C={fit.penalty:.3g} has the least log loss, {fit.losses[fit.penalty]:.4f} out of fold")
     _save_classifier(experiment, state, selection, manager, fit)
     scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = probabilities(fit.held_out_logits)
     return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)
+
+
+def _classified(
+    experiment: Experiment, state: TrainState, table: FeatureTable, features: Float32[np.ndarray, "n d"]
+) -> Float32[np.ndarray, "n _"]:
+    """Return what the classifier of the head reads for the features of a table."""
+    definition, (kind,) = experiment.steps.definition, table.kinds
+    frozen = {path: value for path, value in state.frozen.items() if path.startswith("head/")}
+    head = definition.merge(definition.shapes(), distributed.to_host(frozen)).head
+    return np.asarray(head.image_vectors(Features.from_arrays({kind: jnp.asarray(features)})))
 
 
 def _save_classifier(
