@@ -6,6 +6,7 @@ has its own query), t memory tokens, c channels of the backbone, e memory tokens
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.outputs import PATCHES, Features
+from mlmoe_jax.models.partition import WORD_VECTOR, axes
 
 # Precedes the trainable rules if queries are fixed. They count as parameters but must not change.
 FIXED_QUERIES = (r"^head/decoder/queries$", False)
@@ -70,10 +73,34 @@ STYLES = {
 }
 
 
-def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
-    """Return the arguments of QueryDecoder for `config.model.head.decoder` and C = `channels`."""
+def decoder_settings(settings: ConfigDict, channels: int, space: LabelSpace) -> dict[str, Any]:
+    """Return the arguments of QueryDecoder for `config.model.head.decoder`, C = `channels`, and a query per label."""
     arguments = {key: value for key, value in settings.items() if key != "queries"}
-    return arguments | {"width": settings.width or channels}
+    names = space.name_vectors
+    return arguments | {"width": settings.width or channels, "names": None if names is None else names.vectors}
+
+
+class NameQueries(nnx.Module):
+    """Queries from the vectors t of the label names: the query of label k is relu(W t_k + b), with learned W and b.
+
+    The code of RAM++ and of the zero-shot ML-Decoder does so. No parameter belongs to a label, so a label needs only
+    its vector. Here vectors are scaled to the length √d, so that queries are about as large as learned ones.
+
+    Args:
+      vectors: t f32[K,d], of length 1.
+      width: D.
+      dtype: type of the matmul; None = float32.
+      rngs: for the weights.
+    """
+
+    def __init__(self, vectors: np.ndarray, width: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        inputs = vectors.shape[1]
+        self.vectors = Constant(vectors * np.float32(math.sqrt(inputs)))
+        self.projection = torch_linear(inputs, width, kernel_metadata=axes(WORD_VECTOR, None), dtype=dtype, rngs=rngs)
+
+    def __call__(self) -> Float[Array, "k d"]:
+        queries = jax.nn.relu(self.projection(self.vectors.value).astype(jnp.float32))
+        return partition.shard_labels(queries[None])[0]
 
 
 class QueryDecoder(nnx.Module):
@@ -95,6 +122,7 @@ class QueryDecoder(nnx.Module):
       attention_dropout: apply the dropout to attention weights too. The backward pass then stores all attention
         weights.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
+      names: f32[Q,d], the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
 
@@ -118,6 +146,7 @@ class QueryDecoder(nnx.Module):
         dropout: float = 0.1,
         attention_dropout: bool = True,
         owner: str = partition.LABEL,
+        names: np.ndarray | None = None,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
@@ -128,8 +157,12 @@ class QueryDecoder(nnx.Module):
         self.num_queries = num_queries
         projects = self.style.relu_projection or channels != width
         self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
-        queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
-        self.queries = nnx.Param(queries, **partition.axes(owner, None))
+        if names is None:
+            queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
+            self.queries = nnx.Param(queries, **axes(owner, None))
+        else:
+            self.name_queries = NameQueries(names, width, dtype=dtype, rngs=rngs)
+        self.by_name = names is not None
         rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
         settings = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
         self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **settings) for _ in range(encoder_layers))
@@ -230,15 +263,19 @@ class QueryDecoder(nnx.Module):
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
         """Return the inputs of the first decoder layer: query tokens, query positions or None, and memory keys."""
-        queries = self.queries[...][None]
-        if self.style.fixed_queries:
-            queries = jax.lax.stop_gradient(queries)
+        queries = self._queries()[None]
         tokens, query_positions = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
         drop = self.layers[0].dropout
         if drop.rate and not drop.deterministic:
             # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)
+
+    def _queries(self) -> jax.Array:
+        """Return the queries f32[Q,D], whose gradient is stopped if they are fixed."""
+        if self.by_name:
+            return self.name_queries()
+        return jax.lax.stop_gradient(self.queries[...]) if self.style.fixed_queries else self.queries[...]
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
@@ -251,6 +288,7 @@ class QueryDecoder(nnx.Module):
         square = width**2
         feed = 2 * width * self.hidden
         layers = 0 if self.project is None else memory * self.project.kernel.size
+        layers += queries * self.name_queries.projection.kernel.size if self.by_name else 0
         layers += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
         products = len(self.encoder) * 2 * tokens**2 * width
         for layer in self.layers:

@@ -88,12 +88,10 @@ def _same_vectors(space: LabelSpace, source_space: LabelSpace) -> bool:
 
     The result is True if one of the label spaces has no word vectors.
     """
-    if space.vectors is None or source_space.vectors is None:
-        return True
-    source_vectors = dict(zip(source_space.names, source_space.vectors, strict=True))
+    vectors, source_vectors = space.vectors_by_name(), source_space.vectors_by_name()
     return all(
         np.shape(vector) == np.shape(source_vectors[name]) and np.allclose(vector, source_vectors[name], atol=1e-5)
-        for name, vector in zip(space.names, space.vectors, strict=True)
+        for name, vector in vectors.items()
         if name in source_vectors
     )
 

@@ -244,6 +244,21 @@ VALUES = [
     of_values("set model.prompts.kind=none", {"model.prompts.count": 0}, "vpt"),
     of_values("a label needs an expert", {}, "hsq_resnet101:task=0,shared=0"),
     of_values("routed_experts has one query per label", {"model.head.decoder.queries": 5}, "drmoe_resnet101"),
+    of_values(
+        "model.head.names is set, and head csra does not read vectors of names; cosine, query, routed_experts, ml_gcn",
+        {"model.head.names": "labels.safetensors"},
+        "csra_resnet101",
+    ),
+    of_values(
+        "model.head.decoder.queries must be 0, a query per label, with model.head.names",
+        {"model.head.names": "labels.safetensors"},
+        "ml_decoder_resnet101",
+    ),
+    of_values(
+        "model.head.names and model.head.graph.word_vectors both name vectors of the labels: leave one out",
+        {"model.head.names": "labels.safetensors", "model.head.graph.word_vectors": "glove.txt"},
+        "mlgcn_resnet101",
+    ),
     Refusal(
         "no sections",
         None,

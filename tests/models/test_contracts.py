@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.drawn import drawn
+from helpers.name_vectors import drawn_vectors
 from helpers.programs import calls
 from helpers.twins import error
 from jax.sharding import AbstractMesh
@@ -43,6 +45,7 @@ CASES = {
     "q2l": ("query", {}),
     "ml_decoder": ("query", {"decoder.style": "ml_decoder"}),
     "q2l with self-attention": ("query", {"decoder.style": "q2l_self_attention"}),
+    "queries by name": ("query", {"decoder.style": "ml_decoder", "names": "labels.safetensors"}),
     "grouped decoding": ("query", {"decoder.queries": 2, "decoder.style": "ml_decoder"}),
     "dr_moe": ("routed_experts", {}),
     "one gate and classifier": ("routed_experts", {"routing.gate_share": "shared", "routing.classifier": "shared"}),
@@ -82,6 +85,8 @@ DEEP = [name for name, (kind, _) in CASES.items() if kind in ("query", "routed_e
 def make_head(name: str, labels: int = LABELS, dtype=None) -> Head:
     config = config_of(name)
     space = synthetic_label_space(labels, config.model.prompts.num_groups)
+    if config.model.head.names:
+        space = replace(space, name_vectors=drawn_vectors(space.names, 11))
     return head_class(config).from_config(config, D, space, dtype=dtype, rngs=nnx.Rngs(0))
 
 

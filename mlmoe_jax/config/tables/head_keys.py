@@ -115,7 +115,8 @@ HEAD_KEYS = section(
     ),
     names=TextKey(
         "",
-        "For cosine: vectors of the label names (.safetensors, of --mode=encode), or a list of names, one per line.",
+        "Vectors of the label names (.safetensors, of --mode=encode), or a list of names, one per line; for cosine its "
+        "classifier, for query and routed_experts what their queries are computed from, for ml_gcn its word vectors.",
     ),
     expert_hidden=IntegerKey(5, "For group_experts: hidden width of an expert.", above=0, most=65_536),
     activation=ChoiceKey(

@@ -159,9 +159,14 @@ def cooccurrence_vectors(
     largest = np.argsort(-values, kind="stable")[:width]
     vectors = axes[:, largest] * np.sqrt(np.maximum(values[largest], 0))
     vectors = np.pad(_with_signs(vectors), ((0, 0), (0, width - len(largest))))
+    return as_long_as_glove(vectors)
+
+
+def as_long_as_glove(vectors: Float[np.ndarray, "k d"]) -> Float32[np.ndarray, "k d"]:
+    """Return vectors scaled to the norm of GloVe vectors of their width, 0.377·√d; zeros remain."""
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
-    return (unit * GLOVE_DEVIATION * np.sqrt(width)).astype(np.float32)
+    return (unit * GLOVE_DEVIATION * np.sqrt(vectors.shape[1])).astype(np.float32)
 
 
 def _words(name: str) -> list[str]:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from scipy.sparse import csr_array
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
-from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
+from mlmoe_jax.data.labels.graph import as_long_as_glove, cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
 from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.split import Split
@@ -68,6 +68,42 @@ class LabelSpace:
     def frequency(self) -> np.ndarray:
         """The fraction of training images with each label, f64[K]."""
         return self.positives / max(1, self.images)
+
+    def with_names(self, vectors: NameVectors) -> LabelSpace:
+        """Return the label space with further labels at the end, which have no training images and are in the group 0.
+
+        Args:
+          vectors: the vectors of these labels and of the further ones.
+
+        Raises:
+          UserError: the vectors lack a label or have no further one, or the label space has none or other vectors.
+        """
+        if self.name_vectors is None:
+            raise UserError("the labels of the run have no vectors of names; train it with model.head.names first")
+        further = [name for name in vectors.names if name not in self.names]
+        if not further:
+            raise UserError("the vectors of names have no name that is not a label of the run; add one to their file")
+        names, missing = (*self.names, *further), (0, len(further))
+        ordered, pairs = vectors.for_labels(names), self.together.tocoo()
+        if not np.allclose(ordered.vectors[: len(self.names)], self.name_vectors.vectors, atol=1e-5):
+            raise UserError("the vectors of the labels are not those of the run; encode all names as it was done then")
+        return replace(
+            self,
+            names=names,
+            together=csr_array((pairs.data, (pairs.row, pairs.col)), shape=(len(names), len(names))),
+            positives=np.pad(self.positives, missing),
+            co_group=np.pad(self.co_group, missing),
+            dc_group=np.pad(self.dc_group, missing),
+            vectors=None if self.vectors is None else as_long_as_glove(ordered.vectors),
+            name_vectors=ordered,
+        )
+
+    def vectors_by_name(self) -> dict[str, np.ndarray]:
+        """Return the vector of each label that the head reads, `vectors` or else `name_vectors`; {} without vectors."""
+        vectors = self.vectors
+        if vectors is None and self.name_vectors is not None:
+            vectors = self.name_vectors.vectors
+        return {} if vectors is None else dict(zip(self.names, vectors, strict=True))
 
     def save(self, path) -> None:
         """Write the label space to an npz file. `path` is a path or a file that is open for writing."""
@@ -165,11 +201,12 @@ def compute_label_space(
     word_vectors = None
     if vectors:
         graph = model_config.head.graph
-        word_vectors = (
-            read_glove(graph.word_vectors, train.classes)
-            if graph.word_vectors
-            else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
-        )
+        if name_vectors is not None:
+            word_vectors = as_long_as_glove(name_vectors.vectors)
+        elif graph.word_vectors:
+            word_vectors = read_glove(graph.word_vectors, train.classes)
+        else:
+            word_vectors = cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
     sides = co_group, dc_group
     return LabelSpace(train.classes, together, positives, len(train), *sides, word_vectors, train.tree, name_vectors)
 

@@ -158,7 +158,7 @@ class RoutedExpertsHead(DecoderHead):
       rngs: for the weights.
     """
 
-    by_label = uses_groups = True
+    by_label = uses_groups = reads_names = True
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class RoutedExpertsHead(DecoderHead):
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts = config.model.prompts
         labels = len(space.names)
-        settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
+        settings = decoder_settings(config.model.head.decoder, width, space) | {"dtype": dtype, "rngs": rngs}
         if prompts_class(config).uses_groups:
             group_of = side_groups(prompts, space)
             sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group}

@@ -52,7 +52,7 @@ class MLGCNHead(Head):
 
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
-    needs_vectors = True
+    needs_vectors = reads_names = True
 
     def __init__(
         self,
@@ -83,6 +83,12 @@ class MLGCNHead(Head):
         if vectors is None:  # for synthetic labels
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
+
+    @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        if config.model.head.names and config.model.head.graph.word_vectors:
+            return ["model.head.names and model.head.graph.word_vectors both name vectors of the labels: leave one out"]
+        return []
 
     def classifiers(self) -> Float[Array, "k d"]:
         """Return the weight vectors of the classifiers, H₂ in the class docstring. They do not depend on the image."""

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
@@ -96,6 +97,10 @@ class DecoderHead(Head):
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
         return (FIXED_QUERIES,) if STYLES[config.model.head.decoder.style].fixed_queries else ()
 
+    @classmethod
+    def mixes_labels(cls, config: ConfigDict) -> bool:
+        return STYLES[config.model.head.decoder.style].self_attention == "on"
+
     def with_linear_path(self, logits: Float[ArrayLike, "b k"], features: Features) -> Float[Array, "b k"]:
         """Return `logits` plus the logits of the linear path. Without a linear path, return `logits` unchanged."""
         if self.pooled is None:
@@ -122,31 +127,46 @@ class QueryHead(DecoderHead):
     Args:
       decoder: the decoder, with at most one query per label.
       labels: K.
-      classifier: the initial values of the classifier, see GroupedClassifier. `per_label` = `uniform`; `grouped` =
-        `xavier`. Use `per_label` if each label has its own query, and `grouped` if ⌈K/Q⌉ labels share a query.
+      classifier: `per_label` and `grouped` are a GroupedClassifier with the initial values `uniform` and `xavier`. Use
+        `per_label` if each label has its own query, and `grouped` if ⌈K/Q⌉ labels share a query. `shared` is a
+        LabelClassifier that all labels share, as with queries by name.
       pooled: see DecoderHead.
       rngs: for the weights.
     """
+
+    reads_names = True
 
     def __init__(
         self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", pooled: int = 0, rngs: nnx.Rngs
     ):
         super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
         queries = decoder.num_queries
+        self.labels = labels
         self.by_label = queries == labels
-        init = "uniform" if classifier == "per_label" else "xavier"
-        self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
+        if classifier == "shared":
+            self.classifier = LabelClassifier(decoder.width, labels, share="shared", rngs=rngs)
+        else:
+            init = "uniform" if classifier == "per_label" else "xavier"
+            self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         settings = config.model.head.decoder
         labels = len(space.names)
         queries = min(settings.queries or labels, labels)
-        arguments = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
+        arguments = decoder_settings(settings, width, space) | {"owner": LABEL if queries == labels else LABEL_GROUP}
         decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
         # Initial values are as in Q2L, or as in ML-Decoder if queries are fixed.
         classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
+        if decoder.by_name:
+            classifier = "shared"
         return cls(decoder, labels, classifier=classifier, pooled=pooled_channels(config, width), rngs=rngs)
+
+    @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        if config.model.head.decoder.queries and config.model.head.names:
+            return ["model.head.decoder.queries must be 0, a query per label, with model.head.names"]
+        return []
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = self.decoder(features, rngs=rngs)
@@ -158,10 +178,10 @@ class QueryHead(DecoderHead):
         Labels that share a query have equal weights.
         """
         weights = self.decoder.attention(features)
-        labels = self.classifier.bias.size
-        labels_per_query = self.classifier.kernel.shape[-1]
-        return {LABELS: weights if labels_per_query == 1 else jnp.repeat(weights, labels_per_query, axis=1)[:, :labels]}
+        if self.by_label:
+            return {LABELS: weights}
+        return {LABELS: jnp.repeat(weights, self.classifier.kernel.shape[-1], axis=1)[:, : self.labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         layers, products = super().published_macs(tokens)
-        return layers + self.classifier.kernel.size, products
+        return layers + (self.labels * self.decoder.width if self.by_label else self.classifier.kernel.size), products

@@ -9,8 +9,10 @@ from helpers.refusals import CUT, EMPTY, GONE, Refusal, damaged, each
 from safetensors.numpy import save_file
 
 from mlmoe_jax.data.labels.name_vectors import read_label_names, read_name_vectors
+from mlmoe_jax.data.labels.space import label_space_of, synthetic_label_space
 
 VECTORS = drawn_vectors(("sea", "boat"), 4, projects_from=6)
+NAMED, UNNAMED = label_space_of(VECTORS), synthetic_label_space(2, 1)
 
 
 def of_list(name, content, *says):
@@ -31,6 +33,11 @@ def written(at, vectors=VECTORS):
 def of_fields(name, *says, **fields):
     """A file of vectors with other attributes."""
     return Refusal(name, lambda at: written(at, replace(VECTORS, **fields)), read_name_vectors, "is damaged", *says)
+
+
+def of_further(name, *says, space=NAMED, names=("sea", "boat", "sand"), seed=0):
+    """Vectors of names for a run, some of which are its labels."""
+    return Refusal(name, None, lambda at: space.with_names(drawn_vectors(names, 4, projects_from=6, seed=seed)), *says)
 
 
 def with_header(at, header):
@@ -86,6 +93,13 @@ REFUSALS = [
         lambda _: VECTORS.for_labels(["sea"]),
         "the vectors have the name boat, which is no label of the data; remove it, or set data.classes",
     ),
+    # further names of a run
+    of_further(
+        "a further name for labels without vectors", "have no vectors of names", space=synthetic_label_space(2, 1)
+    ),
+    of_further("no further name", "no name that is not a label of the run", names=("sea", "boat")),
+    of_further("further names without a label", "the vectors have no name boat", names=("sea", "sand")),
+    of_further("further names with other vectors of the labels", "are not those of the run", seed=1),
 ]
 
 

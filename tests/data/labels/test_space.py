@@ -13,7 +13,7 @@ from helpers.tables import split_of
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels import space as spaces
-from mlmoe_jax.data.labels.graph import cooccurrence_vectors
+from mlmoe_jax.data.labels.graph import cooccurrence_vectors, label_graph
 from mlmoe_jax.data.labels.space import (
     PUBLISHED_FOR,
     PUBLISHED_GROUPS,
@@ -175,3 +175,31 @@ def test_vectors_of_names_are_ordered_as_the_labels_and_stored(tmp_path):
     np.testing.assert_array_equal(stored.name_vectors.projection, vectors.projection)
     with pytest.raises(ValueError, match="of other names"):
         LabelSpace.from_arrays(arrays | {"names": np.asarray([f"new {name}" for name in SMALL.classes])})
+
+
+def test_vectors_of_names_are_word_vectors_of_the_length_of_glove():
+    vectors = drawn_vectors(SMALL.classes, 4)
+    space = compute_label_space(SMALL, "digits", graph_model(), seed=0, vectors=True, name_vectors=vectors)
+    np.testing.assert_allclose(space.vectors, 0.377 * 2 * vectors.vectors, rtol=1e-6)
+
+
+def test_further_names_have_no_images_and_leave_the_others_as_they_are():
+    vectors = drawn_vectors((*SMALL.classes, "new", "newer"), 4)
+    known = replace(vectors, names=SMALL.classes, vectors=vectors.vectors[:-2])
+    space = compute_label_space(SMALL, "digits", graph_model(), seed=0, vectors=True, name_vectors=known)
+    more = space.with_names(vectors.for_labels(("newer", *SMALL.classes, "new")))
+    count = len(SMALL.classes)
+    assert more.names == (*SMALL.classes, "newer", "new")
+    np.testing.assert_array_equal(more.counts[:count, :count], space.counts)
+    assert not more.counts[count:].any()
+    assert not more.counts[:, count:].any()
+    np.testing.assert_array_equal(more.positives, [*space.positives, 0, 0])
+    np.testing.assert_array_equal(more.vectors[:count], space.vectors)
+    np.testing.assert_array_equal(more.name_vectors.vectors[count:], vectors.vectors[[-1, -2]])
+    graph, before = (label_graph(each.counts, each.positives) for each in (more, space))
+    np.testing.assert_array_equal(graph[:count, :count], before)
+    np.testing.assert_array_equal(graph[count:, count:], np.eye(2))
+    assert not graph[count:, :count].any()
+    more.save(file := io.BytesIO())
+    file.seek(0)
+    assert LabelSpace.from_arrays(read_npz(file)).names == more.names

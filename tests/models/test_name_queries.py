@@ -1,0 +1,121 @@
+"""Queries that are computed from the vectors of the label names, in every head with queries."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers.name_vectors import drawn_vectors
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.models.outputs import Features
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.partition import LABEL
+from mlmoe_jax.models.registries import head_class
+
+D, K, GROUPS, PER_GROUP, NAME_WIDTH = 16, 5, 2, 3, 7
+SHARED = {"routing.classifier": "shared", "routing.gate_share": "shared", "routing.task_experts": 0}
+# name -> kind of head, kind of prompts, and settings
+HEADS = {
+    "Q2L": ("query", "none", {"decoder.style": "q2l"}),
+    "ML-Decoder": ("query", "none", {"decoder.style": "ml_decoder"}),
+    "DR-MoE": ("routed_experts", "none", {}),
+    "MLMoE": ("routed_experts", "group", {}),
+    "shared experts": ("routed_experts", "none", {"decoder.style": "independent", **SHARED}),
+}
+
+
+def normal(shape, seed) -> np.ndarray:
+    return (0.3 * np.random.default_rng(seed).normal(size=shape)).astype(np.float32)
+
+
+def config_of(kind, prompts, settings):
+    config = default_config()
+    head = config.model.head
+    head.kind, head.names, config.model.prompts.kind = kind, "labels.safetensors", prompts
+    config.model.prompts.num_groups, config.model.prompts.per_group = GROUPS, PER_GROUP
+    head.decoder.update({"width": D, "heads": 4, "hidden": 12, "encoder_layers": 1, "decoder_layers": 2})
+    head.routing.update({"expert_hidden": 9, "gate_hidden": 10})
+    for key, value in settings.items():
+        section, leaf = key.split(".")
+        head[section][leaf] = value
+    return config
+
+
+def space_of(labels: int, vectors=None) -> LabelSpace:
+    """Return K labels with vectors, the first of which do not depend on K."""
+    space = synthetic_label_space(labels, GROUPS)
+    vectors = vectors or drawn_vectors(synthetic_label_space(9, 1).names, NAME_WIDTH)
+    return replace(space, name_vectors=replace(vectors, names=space.names, vectors=vectors.vectors[:labels]))
+
+
+def head_of(name: str, labels: int = K):
+    """Return a head with drawn values, which are equal for any number of labels where their shapes are."""
+    config = config_of(*HEADS[name])
+    head = head_class(config).from_config(config, D, space_of(labels), dtype=None, rngs=nnx.Rngs(0))
+    definition, params, stats = ModelDef.split(head)
+    values = {path: normal(value.shape, sum(map(ord, path))) for path, value in params.items()}
+    return definition.merge(values, stats), values
+
+
+def features() -> Features:
+    patches, prompts = normal((2, 6, D), 1), normal((2, 2 * GROUPS * PER_GROUP, D), 2)
+    return Features(None, jnp.asarray(prompts), jnp.asarray(patches), (2, 3))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_queries_are_projected_vectors(name):
+    head, values = head_of(name)
+    assert "decoder/queries" not in values
+    kernel, bias = (values[f"decoder/name_queries/projection/{part}"] for part in ("kernel", "bias"))
+    vectors = space_of(K).name_vectors.vectors * np.sqrt(NAME_WIDTH)
+    expected = np.maximum(vectors @ kernel + bias, 0)
+    np.testing.assert_allclose(head.decoder.name_queries(), expected, rtol=2e-5, atol=2e-6)
+    assert (expected > 0).any()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_computes_what_it_does_with_learned_queries_of_these_values(name):
+    head, values = head_of(name)
+    kind, prompts, settings = HEADS[name]
+    config = config_of(kind, prompts, settings)
+    plain = replace(space_of(K), name_vectors=None)
+    learned = head_class(config).from_config(config, D, plain, dtype=None, rngs=nnx.Rngs(0))
+    definition, params, stats = ModelDef.split(learned)
+    given = {path: values.get(path) for path in params} | {"decoder/queries": head.decoder.name_queries()}
+    if kind == "query":  # the one classifier of all labels, as one per label
+        weights, bias = values["classifier/kernel"], values["classifier/bias"]
+        given["classifier/kernel"] = np.repeat(weights[:, :, None], K, axis=0)
+        given["classifier/bias"] = np.repeat(bias, K)
+    expected = definition.merge(given, stats)(features()).logits
+    np.testing.assert_allclose(head(features()).logits, expected, rtol=2e-5, atol=2e-5)
+    attention = head.attention(features())["labels"]
+    np.testing.assert_allclose(attention, definition.merge(given, stats).attention(features())["labels"], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["ML-Decoder", "MLMoE"])
+def test_the_projection_learns_and_the_vectors_do_not(name):
+    head, values = head_of(name)
+    definition, _, stats = ModelDef.split(head)
+
+    def loss(values):
+        return jnp.sum(definition.merge(values, stats)(features()).logits ** 2)
+
+    slopes = jax.grad(loss)(values)
+    assert np.abs(slopes["decoder/name_queries/projection/kernel"]).max() > 1e-6
+    assert not any("vectors" in path for path in values)
+
+
+@pytest.mark.parametrize("name", ["Q2L", "ML-Decoder", "shared experts"])
+def test_a_further_name_changes_no_score_of_the_others(name):
+    head, values = head_of(name)
+    more, more_values = head_of(name, K + 2)
+    assert {path: value.shape for path, value in more_values.items()} == {p: v.shape for p, v in values.items()}
+    assert not any(LABEL in axes for axes in ModelDef.split(more)[0].axes().values())
+    logits, further = head(features()).logits, more(features()).logits
+    assert further.shape == (2, K + 2)
+    np.testing.assert_allclose(further[:, :K], logits, rtol=2e-6, atol=2e-6)
+    assert np.abs(further[:, K] - further[:, K + 1]).min() > 1e-4
