@@ -67,13 +67,15 @@ def our_side(name: str, python: str = sys.executable, checkout: Path = ROOT) -> 
 def torch_side(python: str, *, compiled: bool) -> Side:
     """Return the PyTorch twin in an interpreter, eager or compiled."""
     name = "PyTorch, compiled" if compiled else "PyTorch"
-    return Side(name, (python, str(PEERS / "torch_worker.py")), _environment(), {"compile": compiled})
+    # PyTorch has no such blocks as those for which `LARGE_PAGES` also sets a threshold.
+    environment = _environment("glibc.malloc.hugetlb=1")
+    return Side(name, (python, str(PEERS / "torch_worker.py")), environment, {"compile": compiled})
 
 
-def _environment() -> dict[str, str]:
+def _environment(tunables: str = LARGE_PAGES) -> dict[str, str]:
     """Return the environment of every measured process, with large pages for malloc as for the program."""
     # Two processes share the accelerator, so JAX must not take most of its memory at once.
-    return {TUNABLES: LARGE_PAGES, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(os.environ)
+    return {TUNABLES: tunables, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(os.environ)
 
 
 class Worker:

@@ -3,6 +3,7 @@
 #
 #   bash launch/prove.sh                                     # writes runs/proof/proof.md and proof.json
 #   bash launch/prove.sh --short                             # tiny sizes, minutes on a CPU: does everything run?
+#   bash launch/prove.sh --minutes=10 --parts=agreement,step,mfu,memory,attention,data --peer=PYTHON
 #   bash launch/prove.sh --voc2007=ROOT                      # also three rows of ML-VPT, table 2
 #   bash launch/prove.sh --coco=ROOT --checkpoint=FILE       # also the authors' checkpoint on val2014
 #   bash launch/prove.sh --help                              # all flags
