@@ -1,4 +1,3 @@
-import csv
 import os
 import threading
 import tracemalloc
@@ -7,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import scored_run
+from helpers.commands import csv_rows
 from helpers.metric_cases import evaluate_scores
 from helpers.runs import CLASSES, published_config, write_published
 
@@ -158,11 +158,10 @@ def test_results_are_written(tmp_path, monkeypatch):
     write_measured(folder, measured, CLASSES, settings)
     stored = read_split_results(folder)["test"]
     assert (stored.settings, stored.metrics, stored.finished) == (settings, measured["test"].metrics, False)
-    with open(tmp_path / "per_class.csv", newline="") as file:
-        head, *rows = csv.reader(file)
-    assert head == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
-    assert [(row[0], row[1]) for row in rows] == [(name, label) for name in measured for label in CLASSES]
-    for split, label, *values in rows:
+    rows = csv_rows(tmp_path / "per_class.csv")
+    assert list(rows[0]) == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
+    assert [(row["split"], row["label"]) for row in rows] == [(name, label) for name in measured for label in CLASSES]
+    for split, label, *values in map(dict.values, rows):
         codes, k = measured[split].scored.codes, CLASSES.index(label)
         known = (codes == 0) | (codes == 1)
         expected = per_class(measured[split].scored.scores, codes, mask=known)
@@ -198,8 +197,8 @@ def test_metrics_are_of_scores_that_agree_with_the_tree_and_raw_scores_are_store
     results = measure_and_write(folder, {"test": raw}, space, config)["test"]
     assert results["mAP"] == measure(agreeing, replace(space, tree=LabelTree()), config)["mAP"]
     np.testing.assert_array_equal(read_scores(folder)["test"].scores, raw.scores)
-    with open(tmp_path / "per_class.csv", newline="") as file:
-        assert np.nanmean([float(row["AP"] or "nan") for row in csv.DictReader(file)]) == pytest.approx(results["mAP"])
+    of_labels = [float(row["AP"] or "nan") for row in csv_rows(tmp_path / "per_class.csv")]
+    assert np.nanmean(of_labels) == pytest.approx(results["mAP"])
     config.eval.consistent = False
     independent = measure(raw, space, config)
     assert independent["mAP"] == measure(raw, replace(space, tree=LabelTree()), config)["mAP"] != results["mAP"]
@@ -219,8 +218,7 @@ def test_results_include_pairs_of_labels(tmp_path):
         scored[name] = SplitScores.of(split, scores)
     results = measure_and_write(folder, scored, space, config)
     assert scored_run.stored_metrics(folder)["test_shift"] == pytest.approx(results["test_shift"])
-    with open(tmp_path / "cooccurrence.csv", newline="") as file:
-        rows = {row["split"]: row for row in csv.DictReader(file)}
+    rows = {row["split"]: row for row in csv_rows(tmp_path / "cooccurrence.csv")}
     assert [(row["a"], row["b"]) for row in rows.values()] == [("a", "b")] * 2, "only 30 % of the images with b have a"
     assert rows["test"]["fpr_with_a"] == "", "no image has a alone"
     assert float(rows["test_shift"]["fpr_with_a"]) == 1
