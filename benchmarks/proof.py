@@ -275,13 +275,13 @@ _HALF = "--dtypes=bfloat16"
 # The most important first, because the last parts are the first without time.
 PARTS = (
     Part("devices", "What JAX sees.", 2, lambda setup, seconds: [sys.executable, "-c", FACTS], _read_devices),
-    suite("agreement", 5, 1, _judge_agreement, f"{MLVPT} --resolutions=224 --batches=4"),
-    suite("step", 8, 1, _judge_step, f"{MLVPT},dr-moe --resolutions=224,448 --batches=32N {_HALF}"),
-    suite("mfu", 5, 1, _judge_mfu, f"{MLVPT} --resolutions=224,448 {_HALF}"),
+    suite("agreement", 5, 2, _judge_agreement, f"{MLVPT} --resolutions=224 --batches=4"),
+    suite("step", 8, 0.7, _judge_step, f"{MLVPT},dr-moe --resolutions=224,448 --batches=32N {_HALF}"),
+    suite("mfu", 5, 0.5, _judge_mfu, f"{MLVPT} --resolutions=224,448 {_HALF}"),
     suite("memory", 6, 1, _judge_memory, f"{MLVPT} --resolutions=224 --batches=64 {_HALF} --modes=train"),
-    suite("attention", 3, 1, _judge_attention, f"{MLVPT} --resolutions=224,448 {_HALF}"),
-    suite("data", 3, 1, _judge_data, "--resolutions=224 --rounds=3"),
-    Part("digits", _DIGITS, 4, _digits_command, _read_digits, short_minutes=1),
+    suite("attention", 3, 0.4, _judge_attention, f"{MLVPT} --resolutions=224,448 {_HALF}"),
+    suite("data", 3, 0.4, _judge_data, "--resolutions=224 --rounds=3"),
+    Part("digits", _DIGITS, 4, _digits_command, _read_digits, short_minutes=2),
     suite("loop", 2, 1, _judge_loop, "--rounds=6"),
     suite("overhead", 2, 1, _judge_overhead, ""),
 )
