@@ -123,6 +123,8 @@ def test_fewer_columns_keep_the_largest_eigenvalues():
     wide, narrow = (cooccurrence_vectors(counts, positives, 82_081, width=width) for width in (80, 10))
     unit = wide[:, :10] / np.linalg.norm(wide[:, :10], axis=1, keepdims=True)
     np.testing.assert_allclose(narrow, unit * 0.377 * np.sqrt(10), rtol=1e-4, atol=1e-5)
+    share = (wide**2).sum(axis=0)
+    assert share[0] > share[40] > share[79]
 
 
 def test_vectors_have_one_sign_and_do_not_depend_on_the_order_of_labels():
