@@ -15,12 +15,15 @@ from helpers.drawn import drawn
 from helpers.paths import PARITY
 from helpers.text_towers import BACKBONES, arrays_of, small_entry, weights_file
 from helpers.twins import below, error
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.layers.transformer import MLPS
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
+from mlmoe_jax.pretrained import text_towers
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, recognize
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 from mlmoe_jax.pretrained.text_towers import load_text_tower
@@ -172,8 +175,6 @@ def test_openclip_files_have_the_same_tower(tmp_path, suffix):
     if suffix == "npz":
         np.savez(path, **tensors)
     else:
-        from safetensors.numpy import save_file
-
         save_file(tensors, path)
     other, again = load_text_tower(small_entry("clip_gelu").shape, path, arrays["tokens"])
     np.testing.assert_array_equal(again, tokens)
@@ -189,6 +190,21 @@ def test_only_the_rows_of_the_tokens_that_occur_are_read(tmp_path):
     np.testing.assert_array_equal(rows[tokens], arrays["tokens"])
     whole = arrays["weights/text_model.embeddings.token_embedding.weight"].astype(np.float32)
     np.testing.assert_array_equal(tower.token_embed[...], whole[rows])
+
+
+def test_the_image_tower_is_not_read(tmp_path, monkeypatch):
+    """A file of SigLIP 2 has several hundred MB of it."""
+    seen = []
+
+    class Recording(safe_open):
+        def get_slice(self, name):
+            seen.append(name)
+            return super().get_slice(name)
+
+    monkeypatch.setattr(text_towers, "safe_open", Recording)
+    loaded(tmp_path, "siglip2")
+    assert len(seen) > 10
+    assert not [name for name in seen if name.startswith("vision_model")]
 
 
 # --------------------------------------------------------------------------------------------------------------- traps

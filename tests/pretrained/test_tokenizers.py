@@ -116,12 +116,25 @@ def test_a_text_that_is_too_long_keeps_the_end_token(kind):
     tokenizer = opened(kind)
     tokens, valid = tokenizer.encode(STRINGS)
     cut = np.array([tokenizer.is_cut(text) for text in STRINGS])
-    assert 10 < cut.sum() < 50
+    entry = small_entry(KINDS[kind])
+    longer = open_tokenizer(tokenizer_file(kind), replace(entry, shape=replace(entry.shape, length=2000)))
+    np.testing.assert_array_equal(cut, longer.encode(STRINGS)[1].sum(1) > twins.LENGTHS[kind])
+    for text in exactly_full(longer, twins.LENGTHS[kind]):
+        assert not tokenizer.is_cut(text)
+        assert tokenizer.is_cut(f"{text}7")
     end = {"clip": twins.VOCABULARY - 1, "siglip2": 1}[kind]
     assert valid[cut].all()
     assert (tokens[cut, -1] == end).all()
     longest = np.flatnonzero(~cut)[valid[~cut].sum(1).argmax()]
     assert tokens[longest, valid[longest].sum() - 1] == end
+
+
+def exactly_full(tokenizer, length: int) -> list[str]:
+    """Return texts of `length` tokens, start and end included."""
+    texts = ["7" * count for count in range(length)]
+    found = [text for text in texts if tokenizer.encode([text])[1].sum() == length]
+    assert found
+    return found
 
 
 def test_clip_starts_with_its_start_token_and_siglip_with_the_text():
