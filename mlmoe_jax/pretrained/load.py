@@ -179,10 +179,10 @@ def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
 
 def recognize(names: Collection[str], layouts: Sequence[Layout] = LAYOUTS) -> Layout | None:
     """Return the layout to which the tensor names of a file belong, or None if there is no such layout."""
-    return next((layout for layout in layouts if _find_wrapper(names, layout) is not None), None)
+    return next((layout for layout in layouts if find_wrapper(names, layout) is not None), None)
 
 
-def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
+def find_wrapper(names: Collection[str], layout: Layout) -> str | None:
     """Return the prefix of the layout's names in a file, or "" without a prefix; None if the layout does not match."""
     wrappers = [name.removesuffix(layout.marker) for name in names if name.endswith(layout.marker)]
     wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.required)]
@@ -193,7 +193,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     """Convert tensors by the rules of a layout. Tensors whose names lack the common prefix are listed as unused."""
     pieces: dict[str, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
     rules: dict[str, Rule] = {}
-    wrapper, unused = _find_wrapper(tensors, layout) or "", []
+    wrapper, unused = find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
         found = find_rules(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else []
         if not found:

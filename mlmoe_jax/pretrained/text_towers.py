@@ -3,6 +3,8 @@
 The table of SigLIP 2 has 256,000 rows, two thirds of the parameters of its smallest tower.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import TOKEN_TABLE, TextShape, TextTower
 from mlmoe_jax.pretrained.download import Unreachable, fetch
-from mlmoe_jax.pretrained.load import apply_rules, fill, find_rules, read_tensors, recognize
+from mlmoe_jax.pretrained.load import apply_rules, fill, find_rules, find_wrapper, read_tensors, recognize
 from mlmoe_jax.pretrained.rules.base import Layout
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 from mlmoe_jax.pretrained.weights import find_weights
@@ -72,39 +74,42 @@ def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[T
     return tower, places.reshape(tokens.shape).astype(np.int32)
 
 
-def _read(path: Path, rows: np.ndarray, vocabulary: int) -> tuple[Layout, dict[str, Any]]:
+def _read(path: Path, rows: np.ndarray, vocabulary: int) -> tuple[Layout, dict[str, np.ndarray | None]]:
     """Return the layout of a file and its tensors by name, with these rows of the table of tokens.
 
-    Of a safetensors file, the tensors of the vision tower are not read. They are None.
-    """
-    if path.suffix != ".safetensors":
-        tensors = read_tensors(path)
-        layout = _recognize(path, tensors)
-        return layout, {name: _take(path, layout, name, x, rows, vocabulary) for name, x in tensors.items()}
-    with damage_explained(path), open_regular(path), safe_open(path, framework="numpy") as file:
-        names = list(file.keys())
-        layout = _recognize(path, names)
-        needed = {name: file.get_slice(name) for name in names if find_rules(layout, name)}
-        tensors = {name: _take(path, layout, name, x, rows, vocabulary) for name, x in needed.items()}
-        return layout, dict.fromkeys(names) | tensors
-
-
-def _recognize(path: Path, names: Any) -> Layout:
-    layout = recognize(names, TEXT_LAYOUTS)
-    if layout is None:
-        first = ", ".join(sorted(names)[:3]) or "none"
-        raise UserError(f"{path} has no text tower of a known layout; its first tensors are {first}")
-    return layout
-
-
-def _take(path: Path, layout: Layout, name: str, tensor: Any, rows: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return a tensor, or a slice of a file, as an array; of the table of tokens [V,D] only some rows.
+    Tensors that belong to no text tower are None. Of a safetensors file, they are not read.
 
     Raises UserError if the table does not have `vocabulary` rows.
     """
-    if not any(rule.target == TOKEN_TABLE for rule, _ in find_rules(layout, name)):
-        return tensor[...]
-    shape = tensor.shape if isinstance(tensor, np.ndarray) else tuple(tensor.get_shape())
+    with _opened(path) as (names, read):
+        layout = recognize(names, TEXT_LAYOUTS)
+        if layout is None:
+            first = ", ".join(sorted(names)[:3]) or "none"
+            raise UserError(f"{path} has no text tower of a known layout; its first tensors are {first}")
+        tensors, wrapper = dict.fromkeys(names), find_wrapper(names, layout) or ""
+        for name in names:
+            targets = [rule.target for rule, _ in find_rules(layout, name.removeprefix(wrapper))]
+            if TOKEN_TABLE in targets:
+                tensors[name] = _take(path, read(name), rows, vocabulary)
+            elif targets:
+                tensors[name] = read(name)[...]
+        return layout, tensors
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
+    """Open a weights file for the names of its tensors, and a function that returns a tensor or a slice of the file."""
+    if path.suffix != ".safetensors":
+        tensors = read_tensors(path)
+        yield list(tensors), tensors.__getitem__
+        return
+    with damage_explained(path), open_regular(path), safe_open(path, framework="numpy") as file:
+        yield list(file.keys()), file.get_slice
+
+
+def _take(path: Path, table: Any, rows: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return rows of the table of tokens [V,D], an array or a slice of a file. Raises UserError if V is another."""
+    shape = table.shape if isinstance(table, np.ndarray) else tuple(table.get_shape())
     if len(shape) != 2 or shape[0] != vocabulary:
         raise UserError(f"{path} has a table of tokens of shape {shape}, which should have {vocabulary} rows")
-    return np.concatenate([tensor[row : row + 1] for row in rows.tolist()])
+    return np.concatenate([table[row : row + 1] for row in rows.tolist()])

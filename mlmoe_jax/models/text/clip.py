@@ -1,4 +1,4 @@
-"""The text towers of CLIP (Radford et al., ICML 2021, sec. 2.4) and OpenCLIP (Cherti et al., CVPR 2023).
+"""The text towers of CLIP (Radford et al., ICML 2021) and OpenCLIP (Cherti et al., CVPR 2023).
 
 A causal transformer over at most 77 tokens. The vector of a text is the output at its end token, projected. The feature
 of an image is projected too, by a matrix that is stored beside both towers.
@@ -15,7 +15,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
+from mlmoe_jax.models.text.entry import TextEntry, TokenFormat, beside
 from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
 
 
@@ -69,12 +69,12 @@ _TEMPLATES = (
 # Tokens as in transformers. OpenCLIP's towers have the same, but its code pads with 0, which no text sees, and before
 # that repairs broken Unicode (ftfy) and HTML's character references.
 _FORMAT = TokenFormat(padding="<|endoftext|>", start="<|startoftext|>", end="<|endoftext|>")
-_TOKENIZER = "clip-vit-base-patch32/tokenizer.json"
+_TOKENIZER = "openai/clip-vit-base-patch32"
 
 
 def _entry(backbone: str, width: int, heads: int) -> TextEntry:
     """Return the entry of the text tower in the file of a backbone; vectors are as wide as the tower."""
-    vision = VITS[backbone]
+    vision = VITS[backbone].shape
     shape = ClipTextShape(
         width=width,
         depth=12,
@@ -82,22 +82,12 @@ def _entry(backbone: str, width: int, heads: int) -> TextEntry:
         hidden=4 * width,
         length=77,
         vocabulary=49408,
-        mlp=vision.shape.mlp,
+        mlp=vision.mlp,
         eps=1e-5,
         output=width,
-        image_width=vision.shape.width,
+        image_width=vision.width,
     )
-    return TextEntry(
-        shape,
-        vision.file,
-        vision.address,
-        vision.license,
-        _TOKENIZER,
-        "https://huggingface.co/openai/clip-vit-base-patch32/resolve/main/tokenizer.json",
-        _FORMAT,
-        _TEMPLATES,
-        contrast=True,
-    )
+    return beside(backbone, shape, _TOKENIZER, format=_FORMAT, templates=_TEMPLATES, contrast=True)
 
 
 CLIP_TEXTS: dict[str, TextEntry] = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.text.tower import TextShape
 
 
@@ -53,3 +55,24 @@ class TextEntry:
     format: TokenFormat
     templates: tuple[str, ...]
     contrast: bool
+
+
+def beside(backbone: str, shape: TextShape, tokenizer: str, **settings: Any) -> TextEntry:
+    """Return the entry of a text tower that is in the weights file of its backbone.
+
+    Args:
+      backbone: a name of the catalog of backbones.
+      shape: the architecture.
+      tokenizer: the repository on the Hugging Face Hub that has the tokenizer.
+      **settings: the other attributes of TextEntry.
+    """
+    vision = catalog.entry(backbone)
+    return TextEntry(
+        shape,
+        vision.file,
+        vision.address,
+        vision.license,
+        f"{tokenizer.partition('/')[2]}/tokenizer.json",
+        f"https://huggingface.co/{tokenizer}/resolve/main/tokenizer.json",
+        **settings,
+    )

@@ -13,7 +13,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
+from mlmoe_jax.models.text.entry import TextEntry, TokenFormat, beside
 from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
 
 
@@ -55,13 +55,13 @@ class SiglipText(TextTower):
 _TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
 _FORMAT = TokenFormat(padding="<pad>", end="<eos>", fixed=True, text="canonical")
 # All towers of SigLIP 2 have the tokens of Gemma.
-_TOKENIZER = "siglip2-base-patch16-224/tokenizer.json"
+_TOKENIZER = "google/siglip2-base-patch16-224"
 _SIZES = {"vitb16": (768, 12, 12, 3072), "vitl16": (1024, 24, 16, 4096), "so400m14": (1152, 27, 16, 4304)}
 
 
 def _entry(backbone: str) -> TextEntry:
     """Return the entry of the text tower in the file of a backbone."""
-    vision = VITS[backbone]
+    vision = VITS[backbone].shape
     width, depth, heads, hidden = _SIZES[backbone.split("_")[1]]
     shape = SiglipTextShape(
         width=width,
@@ -72,19 +72,9 @@ def _entry(backbone: str) -> TextEntry:
         vocabulary=256_000,
         mlp="gelu_tanh",
         eps=1e-6,
-        output=vision.shape.width,
+        output=vision.width,
     )
-    return TextEntry(
-        shape,
-        vision.file,
-        vision.address,
-        vision.license,
-        _TOKENIZER,
-        "https://huggingface.co/google/siglip2-base-patch16-224/resolve/main/tokenizer.json",
-        _FORMAT,
-        _TEMPLATES,
-        contrast=False,
-    )
+    return beside(backbone, shape, _TOKENIZER, format=_FORMAT, templates=_TEMPLATES, contrast=False)
 
 
 SIGLIP_TEXTS: dict[str, TextEntry] = {name: _entry(name) for name in VITS if name.startswith("siglip2_")}
