@@ -210,6 +210,31 @@ def test_gradients_through_running_statistics_equal_torchs(make):
             assert not np.any(gradient), path
 
 
+@pytest.mark.slow
+def test_gradients_of_convnext_are_the_same_with_remat():
+    image = jax.random.normal(jax.random.key(0), (2, 16, 17, 3))
+
+    def gradient(remat):
+        shape = ConvNeXtShape((1, 1), (4, 8), layer_scale=0.5)
+        definition, params, _ = ModelDef.split(shape.build(remat=remat, rngs=nnx.Rngs(0)))
+        return jax.jit(jax.grad(lambda p: (definition.merge(p)(image).cls ** 3).sum()))(params)
+
+    kept, recomputed = gradient(False), gradient(True)
+    for path, value in kept.items():
+        assert np.abs(value).max() > 0, path
+        np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet", "convnext"])
+def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
+    module = make(name, dtype=jnp.bfloat16)
+    assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
+    features, _, _ = outputs(module, network_input(name, ARRAYS[name]["image/64x64"]))
+    assert features.cls.dtype == jnp.float32
+    assert 1e-4 < error(features.cls, ARRAYS[name]["cls/64x64"]) < 0.05
+
+
 # ------------------------------------------------------------------------------------------------------ architecture
 # of every family
 COUNTS = {
