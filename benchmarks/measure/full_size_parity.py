@@ -3,8 +3,8 @@
     python -m benchmarks.measure full_size_parity --torch=PYTHON [--backbone=dinov2_vitb14] [--sides=224,448]
 
 `--torch` is a Python interpreter with torch and transformers. `--backbone` is dinov2_vitb14, dinov3_vitb16,
-siglip2_vitb16_224 or clip_vitb16. Prints the number of parameters, and the largest difference of the output relative to
-the largest entry: of the patches before and after the last norm, and of the pooled output.
+siglip2_vitb16_224, clip_vitb16 or tipsv2_vitb14. Prints the number of parameters, and the largest difference of the
+output relative to the largest entry: of the patches before and after the last norm, and of the pooled output.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def measure(options: Options) -> Iterator[str]:
         vit = ViT(shape, rngs=nnx.Rngs(0))
         report = load_weights(vit, Path(folder) / "model.safetensors")
         count = sum(value.size for value in jax.tree.leaves(nnx.state(vit, nnx.Param)))
-        yield f"{report.source}: {len(report.loaded)} values, {count:,} parameters, unused {list(report.unused)}"
+        yield f"{report.layout}: {len(report.loaded)} values, {count:,} parameters, unused {list(report.unused)}"
         run = jax.jit(lambda vit, pixels, norm: vit(pixels, read=(CLS, PATCHES), norm=norm), static_argnums=2)
         for side in options.sides:
             theirs = np.load(Path(folder) / f"{side}.npz")

@@ -17,6 +17,7 @@ MODELS = {
     "dinov3_vitb16": lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**TOWER, num_register_tokens=4)),
     "siglip2_vitb16_224": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**TOWER)),
     "clip_vitb16": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**TOWER)),
+    "tipsv2_vitb14": lambda: hf.Tipsv2VisionModel(hf.Tipsv2VisionConfig(**BASE)),
 }
 
 
@@ -35,7 +36,7 @@ def main():
     blocks = []
     *_, last_block = (module for module in model.modules() if type(module).__name__.endswith("Layer"))
     last_block.register_forward_hook(lambda _, inputs, output: blocks.append(output))
-    options = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
+    options = {} if name.startswith(("dino", "tips")) else {"interpolate_pos_encoding": True}
     for side in sides:
         pixels = np.random.RandomState(side).standard_normal((1, 3, side, side)).astype(np.float32)
         with torch.no_grad():

@@ -27,8 +27,17 @@ def canonical(text: str) -> str:
     return " ".join(words)
 
 
+def lower(text: str) -> str:
+    """Return a text in lower case with single spaces, as transformers' tokenizer of TIPSv2 reads it.
+
+    Each letter is changed by itself, so a sigma at the end of a word is one as in the middle.
+    """
+    letters = "".join(map(str.lower, text))
+    return " ".join(letters.split())
+
+
 # How a family changes a text before it is split: the values of `TokenFormat.text`.
-TEXTS: dict[str, Callable[[str], str]] = {"unchanged": str, "lower": str.lower, "canonical": canonical}
+TEXTS: dict[str, Callable[[str], str]] = {"unchanged": str, "lower": lower, "canonical": canonical}
 
 
 class Tokenizer:

@@ -258,9 +258,9 @@ def run_on(tower, table, tokens):
 
 
 def test_every_family_has_its_activation():
-    """The exact GELU in OpenCLIP, Hendrycks' approximation in OpenAI's CLIP, and tanh in SigLIP."""
+    """The exact GELU in OpenCLIP, Hendrycks' approximation in OpenAI's CLIP, tanh in SigLIP, and ReLU in TIPSv2."""
     kinds = {name: entry.shape.mlp for name, entry in TEXT_CATALOG.items()}
-    families = {"clip_": "quick_gelu", "openclip_": "gelu", "siglip2_": "gelu_tanh"}
+    families = {"clip_": "quick_gelu", "openclip_": "gelu", "siglip2_": "gelu_tanh", "tipsv2_": "relu"}
     for prefix, mlp in families.items():
         assert {kind for name, kind in kinds.items() if name.startswith(prefix)} == {mlp}
     assert set(kinds.values()) <= set(MLPS)

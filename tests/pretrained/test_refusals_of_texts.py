@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.paths import PARITY
 from helpers.refusals import CUT, EMPTY, GONE, Refusal, damaged, each
 from helpers.tensor_files import write
 from helpers.text_towers import arrays_of, small_entry, tokenizer_file, weights_file
@@ -14,6 +15,7 @@ from helpers.twins import below
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
 from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer, load_text_tower
 from mlmoe_jax.pretrained.tokenizers import open_tokenizer
+from tools.parity import tips
 
 NAMES = {"clip": "clip_gelu", "siglip2": "siglip2"}
 
@@ -86,6 +88,17 @@ def of_tensors(name: str, twin: str, change, call, *says: str) -> Refusal:
     return Refusal(
         name, lambda at: write(at / "model.safetensors", change(below(arrays_of(twin), "weights/"))), call, *says
     )
+
+
+def tips_file(change):
+    """Write the file of a twin of TIPSv2 with changed tensors, as on the Hub."""
+    tensors = below(np.load(PARITY / "tips.npz"), "gelu/weights/")
+    return lambda at: write(at / "model.safetensors", {key: np.asarray(x) for key, x in change(tensors).items()})
+
+
+def load_tips(path):
+    shape = replace(text_entry("tipsv2_vitb14").shape, **tips.TEXT, vocabulary=tips.VOCABULARY)
+    return load_text_tower(shape, path, np.arange(6).reshape(2, 3))
 
 
 def without(pattern: str):
@@ -186,6 +199,24 @@ REFUSALS = [
         not_finite,
         load_as("clip_gelu"),
         "tensor text_model.embeddings.token_embedding.weight in {at}/model.safetensors has non-finite numbers",
+    ),
+    Refusal(
+        "TIPSv2 of the Hub, without its temperature",
+        tips_file(without("temperature")),
+        load_tips,
+        "{at}/model.safetensors (tips_hub_text layout) does not fit the model: no tensor for similarity/scale",
+    ),
+    Refusal(
+        "the vision tower of TIPSv2",
+        tips_file(without("text_encoder")),
+        load_tips,
+        "{at}/model.safetensors has no text tower of a known layout; its first tensors are temperature, ",
+    ),
+    without_a_cache(
+        "tipsv2_vitb14",
+        find_text_weights,
+        "the text tower of tipsv2_vitb14 is not available: ",
+        "put a copy of the file at {at}/tips_v2_oss_b14_text.npz",
     ),
     damaged(
         "half of the weights",

@@ -201,6 +201,10 @@ FULL = {
     "siglip2_vitb16_224": (768, 12, 12, 3072),
     "siglip2_vitl16_256": (1024, 24, 16, 4096),
     "siglip2_so400m14_224": (1152, 27, 16, 4304),
+    "tipsv2_vitb14": (768, 12, 12, 3072),
+    "tipsv2_vitl14": (1024, 12, 16, 4096),
+    "tipsv2_so400m14": (1152, 27, 16, 4304),
+    "tipsv2_vitg14": (1536, 12, 24, 6144),
 }
 
 
@@ -208,6 +212,7 @@ def measured(backbone: str) -> dict:
     """Return the number of parameters of a text tower, its projection included, and its tensors {name: shape}."""
     import torch
     import transformers as hf
+    from transformers.core_model_loading import revert_weight_conversion
 
     width, depth, heads, hidden = FULL[backbone]
     sizes = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
@@ -215,12 +220,13 @@ def measured(backbone: str) -> dict:
     with torch.device("meta"):
         if backbone.startswith("clip"):
             model = hf.CLIPTextModelWithProjection(hf.CLIPTextConfig(**sizes, projection_dim=width))
+        elif backbone.startswith("tips"):
+            model = hf.Tipsv2TextModel(hf.Tipsv2TextConfig(**sizes))
         else:
             model = hf.SiglipTextModel(hf.SiglipTextConfig(**sizes, vocab_size=256_000))
-    tower = "" if backbone.startswith("clip") else "text_model."
-    tensors = {
-        re.sub(r"layers\.\d+\.", "layers.*.", tower + key): list(x.shape) for key, x in model.state_dict().items()
-    }
+    prefix = {"clip": "", "tips": "text_encoder."}.get(backbone[:4], "text_model.")
+    named = revert_weight_conversion(model, model.state_dict()) if backbone.startswith("tips") else model.state_dict()
+    tensors = {re.sub(r"(layers|resblocks)\.\d+\.", r"\1.*.", prefix + key): list(x.shape) for key, x in named.items()}
     return {"parameters": sum(x.numel() for x in model.parameters()), "tensors": tensors}
 
 

@@ -71,6 +71,15 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
     return table[None].astype(np.float32)
 
 
+def sequence_positions(length: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
+    """Return the sine positions of a sequence, f32[length,width]: sin and cos, each at width/2 frequencies.
+
+    The frequencies fall from 1 to 1/temperature, as in tensor2tensor. `width` is even.
+    """
+    angles = np.arange(length)[:, None] * temperature ** -np.linspace(0, 1, width // 2)
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
 def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
     """Return f32[N,width/2] for `grid` = (rows, columns), row-major: the angles of DINOv3's rotary positions.
 

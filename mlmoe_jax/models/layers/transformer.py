@@ -62,6 +62,7 @@ MLPS = {
     # Approximates Φ by tanh (Hendrycks and Gimpel, 2016), as in SigLIP.
     "gelu_tanh": partial(Mlp, activation=partial(jax.nn.gelu, approximate=True)),
     "quick_gelu": partial(Mlp, activation=lambda x: x * jax.nn.sigmoid(1.702 * x)),  # as in OpenAI's CLIP
+    "relu": partial(Mlp, activation=jax.nn.relu),  # in the text tower of TIPSv2
     "swiglu": SwiGlu,
 }
 

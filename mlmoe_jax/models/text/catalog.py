@@ -10,6 +10,7 @@ TEXT_FAMILIES: Registry[dict[str, TextEntry]] = Registry(
     {
         "clip": "mlmoe_jax.models.text.clip:CLIP_TEXTS",
         "siglip": "mlmoe_jax.models.text.siglip:SIGLIP_TEXTS",
+        "tips": "mlmoe_jax.models.text.tips:TIPS_TEXTS",
     },
 )
 TEXT_CATALOG: dict[str, TextEntry] = {

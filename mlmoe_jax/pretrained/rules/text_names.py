@@ -1,10 +1,10 @@
-"""Layouts of text towers: SigLIP, CLIP in transformers, and OpenCLIP. Their files have the vision tower too."""
+"""Layouts of text towers: SigLIP, CLIP in transformers, OpenCLIP, and TIPSv2. Most files have the vision tower too."""
 
 import numpy as np
 
 from mlmoe_jax.models.text.tower import TOKEN_TABLE
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules, nest, norm_rules, transpose
-from mlmoe_jax.pretrained.rules.vit_names import hugging_face_blocks, openclip_blocks
+from mlmoe_jax.pretrained.rules.vit_names import FLAX_NAMES, flax_block_rules, hugging_face_blocks, openclip_blocks
 
 SCALE, BIAS, PROJECTION = "similarity/scale", "similarity/bias", "similarity/projection"
 
@@ -17,6 +17,11 @@ def as_number(tensor: np.ndarray) -> np.ndarray:
 def as_scale(tensor: np.ndarray) -> np.ndarray:
     """Return the scale f32[] of similarities, of which the file has the logarithm as [1] or []."""
     return np.exp(tensor.astype(np.float32)).reshape(())
+
+
+def as_inverse(tensor: np.ndarray) -> np.ndarray:
+    """Return the scale f32[] of similarities, of which the file has the inverse, a temperature, as [1] or []."""
+    return (1 / tensor.astype(np.float32)).reshape(())
 
 
 def _hugging_face_tower() -> tuple[Rule, ...]:
@@ -66,4 +71,31 @@ OPENCLIP_TEXT = Layout(
     ),
     ignored=(r"visual\..*", "attn_mask", r"input_resolution|context_length|vocab_size"),
 )
-TEXT_LAYOUTS = (HUGGING_FACE_SIGLIP_TEXT, HUGGING_FACE_CLIP_TEXT, OPENCLIP_TEXT)
+_TIPS = (
+    Rule(r"token_embedding\.weight", TOKEN_TABLE),
+    *openclip_blocks(),
+    *norm_rules("ln_final", "norm"),
+    Rule("temperature", SCALE, as_inverse),
+)
+# On the Hub, in one file with the vision tower.
+TIPS_HUB_TEXT = Layout(
+    "tips_hub_text",
+    "text_encoder.ln_final.weight",
+    (*nest(_TIPS[:-1], r"text_encoder\.", ""), _TIPS[-1]),
+    ignored=(r"vision_encoder\..*",),
+)
+TIPS_TEXT = Layout("tips_text", "ln_final.weight", _TIPS, required=("temperature",))
+TIPS_SCENIC_TEXT = Layout(
+    "tips_scenic_text",
+    "token_emb/emb_var",
+    (
+        Rule("token_emb/emb_var", TOKEN_TABLE),
+        *flax_block_rules(r"transformer/encoderblock_(\d+)", *FLAX_NAMES),
+        Rule("text_encoder_norm/(scale|bias)", r"norm/\1"),
+        Rule("temperature_contrastive", SCALE, as_inverse),
+    ),
+)
+TEXT_LAYOUTS = (
+    *(HUGGING_FACE_SIGLIP_TEXT, HUGGING_FACE_CLIP_TEXT),
+    *(TIPS_HUB_TEXT, TIPS_TEXT, TIPS_SCENIC_TEXT, OPENCLIP_TEXT),
+)
