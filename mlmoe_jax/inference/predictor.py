@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -19,6 +19,7 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader, plan_for_few_im
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
+from mlmoe_jax.inference.ranks import LEAST_IMAGES, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.restore import BEST, Run, open_run
@@ -41,13 +42,15 @@ class LabeledImage:
     Attributes:
       image: the path of the image. For an image that is not a path: "image N", N is its row number.
       labels: the predicted labels. By default: the labels whose score reaches their threshold, in the order of the
-        model. With `top_k`: the `top_k` labels with the highest scores, highest first.
+        model. With `top_k`: the `top_k` labels with the highest scores, highest first. With `ranks`: the labels of
+        `best_ranked`.
       scores: label -> probability, for all labels; None if the image could not be read. The probabilities are
         calibrated if the run has a calibration and `calibration.use` is true. They are consistent with the label tree
         if `eval.consistent` is true.
       error: the reason why the image could not be read; "" if it was read.
       gates: name of the gate -> routing weights f32[K,E]; None if they were not requested or the image could not be
         read.
+      ranks: label -> rank among the images, for all labels, see `inference.ranks`; None if the predictor does not rank.
     """
 
     image: str
@@ -55,6 +58,7 @@ class LabeledImage:
     scores: dict[str, float] | None = None
     error: str = ""
     gates: dict[str, np.ndarray] | None = field(default=None, compare=False)
+    ranks: dict[str, float] | None = None
 
 
 class Predictor:
@@ -68,6 +72,8 @@ class Predictor:
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`; None if they were not fitted.
       version: the model version to write into predictions for labeling tools.
+      ranked: whether labels are assigned by their ranks among the images of a call, not by thresholds. This is the
+        default for a model of label names that is neither trained nor has fitted thresholds.
     """
 
     def __init__(
@@ -76,7 +82,10 @@ class Predictor:
         thresholds: Mapping[str, float],
         source: Mapping[str, Any] | None = None,
         version: str = "mlmoe",
+        *,
+        ranked: bool = False,
     ):
+        self.ranked = ranked
         self.names, self.source, self.version = run.label_space.names, source or {}, version
         tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
         consistency = Consistency.of(tree, Thresholds(dict(thresholds)).limits(self.names), len(self.names))
@@ -115,7 +124,8 @@ class Predictor:
             correction = used.correction(run.label_space.names)
             run = replace(run, scores=Scores(correction))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
-        return cls(run, used.values, used.source, version=f"{folder.path.name} at step {run.step}")
+        ranked = is_untrained(run) and not used.source and not replaced
+        return cls(run, used.values, used.source, version=f"{folder.path.name} at step {run.step}", ranked=ranked)
 
     @overload
     def __call__(
@@ -192,7 +202,19 @@ class Predictor:
             return iter(())
         split = self._split(images)
         outputs = self._outputs(self._steps[gates], split, batch_size, progress)
+        if self.ranked:
+            return self._ranked_results(outputs, split, top_k)
         return (result for output in outputs for result in self._batch_results(output, split, top_k))
+
+    def _ranked_results(self, outputs: Iterable[dict], split: Split, top_k: int | None) -> Iterator[LabeledImage]:
+        """Yield the results with ranks, after all images are scored. Too few images are labeled by scores."""
+        outputs = list(outputs)
+        ranks = Ranks.of(outputs)
+        if ranks is None:
+            status(f"ranks need {LEAST_IMAGES} images; of fewer, each gets the label with the highest score")
+            top_k = top_k or 1
+        for output in outputs:
+            yield from self._batch_results(output, split, top_k, ranks)
 
     def embed(
         self, images: Sequence[ImageLike], *, batch_size: int, progress: Progress | None = None
@@ -239,7 +261,9 @@ class Predictor:
                 raise UserError("the model returns non-finite scores: its training has diverged; train it again")
             yield output
 
-    def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[LabeledImage]:
+    def _batch_results(
+        self, output: dict, split: Split, top_k: int | None, ranks: Ranks | None = None
+    ) -> Iterator[LabeledImage]:
         read = output["mask"] > 0
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
@@ -250,10 +274,15 @@ class Predictor:
                 continue
             # static gates are [1,K,E]
             weights = {gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()}
-            yield self.result(split.ids[int(row)], output["logits"][at], top_k, weights or None)
+            yield self.result(split.ids[int(row)], output["logits"][at], top_k, weights or None, ranks)
 
     def result(
-        self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
+        self,
+        name: str,
+        logits: np.ndarray,
+        top_k: int | None = None,
+        gates: dict[str, np.ndarray] | None = None,
+        ranks: Ranks | None = None,
     ) -> LabeledImage:
         """Return the prediction for one image.
 
@@ -262,12 +291,27 @@ class Predictor:
           logits: f32[K].
           top_k: as in `stream`.
           gates: name of the gate -> routing weights f32[K,E]; None if they were not requested.
+          ranks: the distribution of the logits over all images, to assign labels by their ranks; None: by their scores.
         """
         scores = self.run.scores(logits)
+        rank = ranks(logits) if ranks else None
         # Of equal scores, the first label ranks higher.
-        best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
+        if rank is not None:
+            best = best_ranked(rank, top_k)
+        elif top_k:
+            best = np.argsort(-scores, kind="stable")[:top_k]
+        else:
+            best = np.flatnonzero(scores >= self.thresholds)
         labels = tuple(self.names[k] for k in best)
-        return LabeledImage(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
+        return LabeledImage(name, labels, self._by_name(scores), gates=gates, ranks=self._by_name(rank))
+
+    def _by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
+        return None if values is None else dict(zip(self.names, values.tolist(), strict=True))
+
+
+def is_untrained(run: Run) -> bool:
+    """Return whether a model has its scores from the names of its labels alone."""
+    return run.config.model.head.kind == "cosine" and run.notes.get("kind") == "imported"
 
 
 def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresholds:

@@ -2,29 +2,162 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Float32
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.name_vectors import NameVectors, is_vectors_file, read_name_vectors
+from mlmoe_jax.data.labels.name_vectors import (
+    LabelName,
+    NameVectors,
+    is_vectors_file,
+    mean_direction,
+    read_label_names,
+    read_name_vectors,
+)
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.text.catalog import text_entry
+from mlmoe_jax.models.text.tower import Similarity
+from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer, load_text_tower
+from mlmoe_jax.pretrained.tokenizers import Tokenizer, open_tokenizer
+from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
+from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import printable, quantity
+
+BATCH = 32  # texts per call of the tower
+# The place of a name in a template, with the words that make no sense without it: "a photo of the {}" is "a photo".
+_PLACE = re.compile(r"\s*(\bof\s+)?(\b(an?|the)\s+)?\{\}\w*")
 
 
 def vectors_for(config: ConfigDict) -> NameVectors | None:
     """Return the vectors of the label names that `model.head.names` names; None if it is empty.
 
+    A list of names is encoded, with the templates of the backbone.
+
     Raises:
       UserError: the file cannot be read, or it is empty although the head is `cosine`.
     """
-    file = config.model.head.names
+    file, backbone = config.model.head.names, config.model.backbone
     if not file:
         if config.model.head.kind == "cosine":
             raise UserError(
                 "model.head.kind=cosine starts from the vectors of the label names; set model.head.names to their file"
             )
         return None
-    if not is_vectors_file(file):
-        raise UserError(f"model.head.names is {file}, which is no .safetensors file")
-    vectors = read_name_vectors(file)
+    if is_vectors_file(file):
+        vectors = read_name_vectors(file)
+    else:
+        vectors = encode_names(backbone.name, read_label_names(file), weights=backbone.weights)
+        vectors = replace(vectors, sha256=file_sha256(file))
     status(f"{file}: vectors of {quantity(len(vectors.names), 'name')}, sha256 {vectors.sha256[:12]}")
     return vectors
+
+
+def encode_names(
+    backbone: str, labels: Sequence[LabelName], templates: Sequence[str] = (), *, weights: str = "auto"
+) -> NameVectors:
+    """Return the vectors of label names.
+
+    The vector of a label is the normalized mean of the normalized vectors of its texts. These are the templates, each
+    with the name in place of {}, or the descriptions of the label, if it has some.
+
+    Args:
+      backbone: the name of a backbone with a text tower.
+      labels: the labels.
+      templates: texts with {} for a name. Empty: the templates of the family.
+      weights: `model.backbone.weights`. A path is the file of both towers, if they are published in one file.
+
+    Raises:
+      UserError: the backbone has no text tower, the tower or its tokenizer is missing or belongs to another model, a
+        template has no {}, or a text has more tokens than the tower reads.
+    """
+    entry = text_entry(backbone)
+    templates = tuple(templates) or entry.templates
+    if wrong := [template for template in templates if "{}" not in template]:
+        raise UserError(f"the template '{wrong[0]}' has no {{}} for the name of a label; add it")
+    groups = [list(label.descriptions) or _fill(templates, label.name) for label in labels]
+    if entry.contrast:
+        groups.append([_PLACE.sub("", template).strip() for template in templates])
+    encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    vectors = np.stack([mean_direction(part) for part in np.split(encoded, ends)])
+    return NameVectors(
+        names=tuple(label.name for label in labels),
+        vectors=vectors[: len(labels)],
+        background=vectors[-1] if entry.contrast else np.zeros_like(vectors[0]),
+        backbone=backbone,
+        templates=templates,
+        descriptions=tuple(label.descriptions for label in labels),
+        fingerprint=_fingerprint(backbone, weights),
+        **_comparison(similarity),
+    )
+
+
+def _comparison(similarity: Similarity) -> dict[str, Any]:
+    """Return the scale, the bias and the projection of a family, as attributes of `NameVectors`."""
+    bias, projection = similarity.bias, similarity.projection
+    return {
+        "scale": float(similarity.scale[...]),
+        "bias": 0.0 if bias is None else float(bias[...]),
+        "projection": None if projection is None else np.asarray(projection[...]),
+    }
+
+
+def encode_texts(
+    backbone: str, texts: Sequence[str], *, weights: str = "auto"
+) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
+    """Return the vectors of texts, not normalized, and how they are compared with images.
+
+    See `encode_names` for the arguments and errors.
+    """
+    entry, tokenizer = text_entry(backbone), open_tokenizer(find_tokenizer(backbone), text_entry(backbone))
+    _require_whole(texts, tokenizer, backbone)
+    tokens, valid = tokenizer.encode(texts)
+    status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")
+    tower, tokens = load_text_tower(entry.shape, _find_tower(backbone, weights), tokens)
+    definition, values, _ = ModelDef.split(tower)
+    encode = jax.jit(lambda values, tokens, valid: definition.merge(values)(tokens, valid))
+    vectors = []
+    with jax.default_matmul_precision("highest"):
+        for start in range(0, len(texts), BATCH):
+            rows = np.arange(start, start + BATCH) % len(texts)  # the last batch is filled up
+            vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
+    return np.concatenate(vectors)[: len(texts)], tower.similarity
+
+
+def _fill(templates: Sequence[str], name: str) -> list[str]:
+    return [template.replace("{}", name) for template in templates]
+
+
+def _require_whole(texts: Sequence[str], tokenizer: Tokenizer, backbone: str) -> None:
+    """Raise UserError if a text has more tokens than the tower reads."""
+    if too_long := next(filter(tokenizer.is_cut, texts), ""):
+        raise UserError(
+            f"the text '{printable(too_long, 60)}' has more than the {tokenizer.length} tokens that the text tower of "
+            f"{backbone} reads; shorten it"
+        )
+
+
+def _find_tower(backbone: str, weights: str) -> Path:
+    """Return the file of a text tower, which for some families is the file `weights` of the backbone."""
+    if weights == "none":
+        raise UserError(f"random weights of {backbone} have no text tower; leave out model.backbone.weights=none")
+    own = weights != "auto" and text_entry(backbone).file == catalog.entry(backbone).file
+    return Path(weights) if own else find_text_weights(backbone)
+
+
+def _fingerprint(name: str, weights: str) -> str:
+    """Return the fingerprint of the backbone to which the text tower belongs."""
+    backbone = nnx.eval_shape(lambda: catalog.entry(name).shape.build(rngs=nnx.Rngs(0)))
+    load_pretrained(backbone, name, weights)
+    return backbone_fingerprint(backbone)

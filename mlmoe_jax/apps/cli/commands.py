@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from mlmoe_jax.evaluation.results import Results
+    from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.runs.folder import RunFolder
 
 KeyValues = list[tuple[str, str]]
@@ -279,7 +280,7 @@ def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 @_command(
     "import",
-    "make a run folder of a checkpoint of the authors' code",
+    "make a run folder of a checkpoint of the authors' code, or of the vectors of label names",
     "--config=mlvpt_digits --init-from=checkpoint.pth --workdir=runs/published",
     flags=("config", "workdir", "init-from"),
 )
@@ -381,8 +382,11 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
     "predict",
     "label images",
     "--workdir=runs/digits --images photos --output=labels.csv",
-    needs=("workdir", "images"),
-    flags=("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
+    needs=("images",),
+    flags=(
+        *("workdir", "names", "backbone"),
+        *("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
+    ),
     together=True,
     options={
         "output": {
@@ -395,31 +399,58 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, FORMATS)
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-    folder = _open_model(flags.workdir)
     _warn_of_unread(overrides, "predict")
+    open_predictor, place = _model_to_predict(flags, overrides)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
     target = choose_target(
         flags.output,
-        RunFolder(".") if _is_shared(flags.workdir) else folder,
+        RunFolder(place),
         json_lines=flags.json,
         gates=flags.gates,
         form=flags.format,
         select=bool(flags.select),
     )
     return predict_files(
-        folder,
+        open_predictor,
         flags.images,
         target,
-        overrides,
-        checkpoint=flags.checkpoint,
         batch_size=flags.batch_size,
         top_k=flags.top_k,
         gates=flags.gates,
         select=flags.select,
         count=flags.count,
     )
+
+
+def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
+    """Return a function that opens the model of a run folder or of label names, and the default folder of its output.
+
+    Raises UserError unless exactly one of both is given.
+    """
+    from functools import partial
+
+    if bool(flags.workdir) == bool(flags.names):
+        raise UserError(
+            "--mode=predict needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one"
+        )
+    if flags.workdir:
+        if flags.backbone:
+            raise UserError("--backbone is for --names; a run has a backbone, so leave it out")
+        folder = _open_model(flags.workdir)
+        folder.require_model()
+        from mlmoe_jax.inference.predictor import Predictor
+
+        place = "." if _is_shared(flags.workdir) else flags.workdir
+        return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
+    if flags.checkpoint != "best":
+        raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")
+    from mlmoe_jax.inference.by_names import names_config, open_names
+
+    cache_programs()
+    ranked = all(key != "eval.threshold" for key, _ in overrides)
+    return partial(open_names, names_config(flags.names, flags.backbone or "", overrides), ranked=ranked), "."
 
 
 @_command(
@@ -485,6 +516,37 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------------------- prepare
+@_command(
+    "encode",
+    "encode the names of labels as vectors, by the text tower of a backbone",
+    "--names=labels.txt --backbone=siglip2_vitb16_256 --output=labels.safetensors",
+    needs=("names", "backbone", "output"),
+    flags=("template",),
+    options={
+        "output": {"help": "a .safetensors file"},
+        "template": {
+            "help": "a text with {} for the name of a label; repeat for several (default: those of the backbone)",
+            "action": "append",
+            "default": [],
+            "choices": None,
+        },
+    },
+)
+def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
+    from mlmoe_jax.data.labels.name_vectors import read_label_names, require_vectors_file
+    from mlmoe_jax.inference.text_encoder import encode_names
+
+    weights = dict(overrides).pop("model.backbone.weights", "auto")
+    if other := [key for key, _ in overrides if key != "model.backbone.weights"]:
+        raise UserError(f"--config.{other[0]} has no effect on --mode=encode, which reads model.backbone.weights alone")
+    require_vectors_file(flags.output)
+    labels = read_label_names(flags.names)
+    cache_programs()
+    vectors = encode_names(flags.backbone, labels, flags.template, weights=weights)
+    vectors.write(flags.output)
+    return Outcome([f"vectors of {len(labels):,} names written to {flags.output}"])
+
+
 @_command(
     "data",
     "check the images and labels of a data set",

@@ -84,6 +84,11 @@ FLAGS: dict[str, dict[str, Any]] = {
         "hub)",
         "choices": tuple(TEMPLATES),
     },
+    "names": {
+        "help": "a list of label names, one per line, each with descriptions after tabs or without; in predict also "
+        "the .safetensors file of --mode=encode, in place of --workdir"
+    },
+    "backbone": {"help": "the backbone whose text tower encodes the names, such as siglip2_vitb16_256 or clip_vitb16"},
     "init-from": {
         "help": "short for --config.init_from: another run folder, a model on the hub such as hf:user/name, a folder "
         "of PEFT, or a checkpoint of the authors' code"

@@ -1,4 +1,4 @@
-"""`--mode=import`: convert a checkpoint of the authors' code to a run folder."""
+"""`--mode=import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.by_names import NOTES, parts_of_names
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import ADAPTER, RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
+from mlmoe_jax.runs.shared_model import write_adapter
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
@@ -22,9 +24,9 @@ from mlmoe_jax.training.training_data import label_space_for
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
-    """Convert the checkpoint `config.init_from` to a run folder without training.
+    """Convert the checkpoint `config.init_from`, or the vectors `model.head.names`, to a run folder without training.
 
-    The run folder can be used for evaluation, prediction and export.
+    The run folder can be used for evaluation, prediction and export. For vectors, see `_import_names`.
 
     The labels, their order and their groups are taken from the training split of `config.data`. No image is read. The
     run folder has a checkpoint of step 0, from which training can resume.
@@ -33,12 +35,12 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
       UserError: `init_from` is empty or cannot be read, or the folder already holds a run.
     """
     configuration.validate(config)
-    if not config.init_from:
-        raise UserError(
-            "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder"
-        )
-    if has_checkpoint(folder):
+    _require_source(config)
+    if has_checkpoint(folder) or (folder / ADAPTER).exists():
         raise UserError(f"{folder} already holds a run; choose another --workdir")
+    if not config.init_from:
+        _import_names(config, folder)
+        return
     origin = find_origin(config)
     folder.require_creatable()
     preprocess = preprocess_for(config)
@@ -57,3 +59,26 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
+
+
+def _require_source(config: ConfigDict) -> None:
+    """Raise UserError unless the config names a checkpoint, or vectors that are a whole classifier."""
+    if not config.init_from and not (config.model.head.kind == "cosine" and config.model.head.names):
+        raise UserError(
+            "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder; or "
+            "--config.model.head.kind=cosine and --config.model.head.names=FILE, vectors of label names"
+        )
+
+
+def _import_names(config: ConfigDict, folder: RunFolder) -> None:
+    """Make a run folder of the vectors of label names. The data is not opened, and need not have labels yet.
+
+    Like a shared model, the folder has the values and no checkpoints.
+    """
+    folder.require_creatable()
+    setup_jax(config)
+    space, preprocess, parts = parts_of_names(config)
+    with folder.writing_by_first():
+        if distributed.is_first():
+            write_adapter(folder, {**parts.trainable, **parts.stats}, NOTES)
+            write_run_metadata(folder, config, space, preprocess, parts)

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import join_names, row_writer
 from mlmoe_jax.runtime.progress import Progress, status
@@ -36,12 +35,10 @@ PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
 
 
 def predict_files(
-    folder: RunFolder,
+    open_predictor: Callable[[], Predictor],
     items: Sequence[str],
     target: OutputTarget,
-    overrides: Sequence[tuple[str, str]],
     *,
-    checkpoint: str = BEST,
     batch_size: int | None = None,
     top_k: int | None = None,
     gates: bool = False,
@@ -51,11 +48,9 @@ def predict_files(
     """Label images and write one row per image.
 
     Args:
-      folder: the run folder.
+      open_predictor: returns the model. It is called after the images are found.
       items: the values of `--images`, see image_list.py.
       target: where to write the rows, see `choose_target`.
-      overrides: as in `Predictor.from_run`.
-      checkpoint: as in `Predictor.from_run`.
       batch_size: approximate number of images per batch; None = LARGEST_BATCH per device.
       top_k: as in `Predictor.stream`.
       gates: as in `Predictor.stream`.
@@ -67,9 +62,10 @@ def predict_files(
       written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
       otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
-    folder.require_model()
     paths, usages = _shared_image_list(items, repeats=not select and target.kind not in FORMATS)
-    predictor = _open_predictor(folder, overrides, checkpoint, paths)
+    predictor = open_predictor()
+    # warns if the images are nearly black
+    sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
     selection = {}
     if select:
         selection = select_images(predictor, paths, select, count, _batch_size(predictor, paths, batch_size))
@@ -86,17 +82,8 @@ def predict_files(
                 LabelFile(target.path, predictor.names, paths, version=predictor.version), target, results
             )
         else:
-            ResultRows(predictor.names, top_k, selection).write(target, results)
+            ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
     return summary.outcome(target, outdated=predictor.run.outdated)
-
-
-def _open_predictor(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]], checkpoint: str, paths: Sequence[str]
-) -> Predictor:
-    """Return the predictor, after a warning if the images at `paths` are nearly black."""
-    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
-    sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
-    return predictor
 
 
 def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
@@ -193,17 +180,22 @@ class ResultRows:
     (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores have
     only the `top_k` labels with the highest scores, by decreasing score.
 
+    If labels are ranked, a CSV file has one more column per label, such as "rank sea", or with `top_k` label_1,
+    score_1, rank_1, …, and a JSON line has the key ranks (label -> rank). Labels are then in the order of the ranks.
+
     With a selection, the columns or keys SELECTION_COLUMNS follow image.
 
     Attributes:
       names: names of all labels.
       top_k: number of labels per image; None = labels are assigned by thresholds, and scores have all labels.
       selection: path of an image -> its values of SELECTION_COLUMNS; empty without a selection.
+      ranked: whether the rows have the ranks of the labels.
     """
 
     names: Sequence[str]
     top_k: int | None = None
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    ranked: bool = False
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write one row per result to a target of the kind csv or jsonl.
@@ -230,27 +222,38 @@ class ResultRows:
         """Return the column names of a CSV file."""
         image = ["image", *(SELECTION_COLUMNS if self.selection else ())]
         if self.top_k is None:
-            return [*image, "labels", "error", *self.names]
-        ranks = range(1, self.top_k + 1)
-        return [*image, "error", *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
+            ranks = [f"rank {name}" for name in self.names] if self.ranked else []
+            return [*image, "labels", "error", *self.names, *ranks]
+        columns = ("label", "score", "rank") if self.ranked else ("label", "score")
+        return [*image, "error", *(f"{column}_{place}" for place in range(1, self.top_k + 1) for column in columns)]
 
     def cells(self, result: LabeledImage) -> list[Any]:
         """Return the cells of a result in a CSV file."""
-        score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
+        score = {name: self._format_score(value) for name, value in (result.scores or {}).items()}
+        rank = {name: round(value, 3) for name, value in (result.ranks or {}).items()}
         image = [result.image, *self.selection.get(result.image, {}).values()]
         if self.top_k is None:
-            return [*image, join_names(result.labels), result.error, *(score.get(name, "") for name in self.names)]
-        best = [cell for name in result.labels for cell in (name, score[name])]
-        return [*image, result.error, *(best or [""] * (2 * self.top_k))]
+            tables = (score, rank) if self.ranked else (score,)
+            cells = [table.get(name, "") for table in tables for name in self.names]
+            return [*image, join_names(result.labels), result.error, *cells]
+        ranks = lambda name: (rank.get(name, ""),) if self.ranked else ()  # noqa: E731
+        best = [cell for name in result.labels for cell in (name, score[name], *ranks(name))]
+        return [*image, result.error, *(best or [""] * (len(self.heading()) - len(image) - 1))]
+
+    def _format_score(self, value: float) -> str:
+        """Return a score with six decimal places, or six significant digits if it may be far below 0.000001."""
+        return f"{value:.6g}" if self.ranked else f"{value:.6f}"
 
     def document(self, result: LabeledImage) -> dict[str, Any]:
         """Return the JSON object of a result in a JSON lines file."""
         if result.error:
             return {"image": result.image, "error": result.error}
-        scores = result.scores or {}
+        scores, ranks = result.scores or {}, result.ranks or {}
         if self.top_k is not None:
-            scores = {name: scores[name] for name in result.labels}
+            scores, ranks = ({name: table[name] for name in result.labels if table} for table in (scores, ranks))
         row = {"image": result.image, **self.selection.get(result.image, {}), "labels": result.labels, "scores": scores}
+        if ranks:
+            row["ranks"] = ranks
         if result.gates is not None:
             row["gates"] = {gate: weights_by_label(self.names, weights) for gate, weights in result.gates.items()}
         return row
@@ -323,6 +326,8 @@ class _Summary:
 def _labels_text(result: LabeledImage) -> str:
     if result.error:
         return "unreadable"
+    if result.ranks:
+        return "  ".join(f"{label} {result.ranks[label]:+.1f}" for label in result.labels)
     best = sorted(result.labels, key=result.scores.__getitem__, reverse=True)
     return (
         "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best) or "(no label reaches its threshold)"

@@ -68,6 +68,12 @@ def is_vectors_file(path: str | os.PathLike) -> bool:
     return os.fspath(path).endswith(SUFFIX)
 
 
+def require_vectors_file(path: str | os.PathLike) -> None:
+    """Raise UserError unless a file of vectors can be written at a path."""
+    if not is_vectors_file(path) or not ("://" in os.fspath(path) or epath.Path(path).parent.is_dir()):
+        raise UserError(f"--output={path} should be a {SUFFIX} file in a folder that exists")
+
+
 def unit(vectors: Float[np.ndarray, "*n d"]) -> Float[np.ndarray, "*n d"]:
     """Return vectors of length 1."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -24,8 +24,8 @@ class CosineHead(Head):
     """A linear classifier of the normalized feature of the image, logits = V·u + b.
 
     u = v/‖v‖, where v is the feature `cls`, or its product with a projection. V f32[D,K] are the weights, and b f32[K]
-    is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are those of the image-text
-    model, see `NameVectors`. Without them, the initial values are those of torch.nn.Linear.
+    is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are the scores of the
+    image-text model, see `NameVectors`. Without them, the initial values are drawn as torch.nn.Linear draws them.
 
     Args:
       width: the width W of the backbone.
@@ -71,7 +71,7 @@ class CosineHead(Head):
 
 
 def _projection(vectors: NameVectors, rngs: nnx.Rngs) -> nnx.Linear | None:
-    """Return the layer from the feature of the backbone to the space of the vectors; None if they have the same."""
+    """Return the layer from the feature of the backbone to the space of the vectors; None if it is its own space."""
     if vectors.projection is None:
         return None
     initial = _fixed(vectors.projection)

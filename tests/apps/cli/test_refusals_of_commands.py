@@ -11,7 +11,7 @@ COMMANDS = {
     # ------------------------------------------------------------------------------------------------------ the mode
     "--mode=trian": "invalid choice: 'trian'",
     "trian": "see mlmoe --help",
-    "eval --mode=predict": "--workdir, --images; see mlmoe predict --help",
+    "eval --mode=predict": "--images; see mlmoe predict --help",
     "--json eval": "unrecognized arguments: eval",
     "--mode": "unrecognized arguments: --mode",
     "--help=optm": "config section or key 'optm' does not exist; did you mean 'optim'?",
@@ -30,7 +30,7 @@ COMMANDS = {
     "data --config=mlvpt_digits --sample=-1": "--sample: '-1' is not a number above 0",
     "reproduce --table=mlvpt.1 --seeds=0,x": "'0,x' is not a list of integers",
     "predict --workdir=run --images=file --select=random --count=3": "invalid choice: 'random'",
-    **{mode: "required: --workdir" for mode in ("eval", "thresholds", "report", "export", "predict")},
+    **{mode: "required: --workdir" for mode in ("eval", "thresholds", "report", "export")},
     "predict --workdir=run": "required: --images",
     "data": "required: --config",
     "pack --config=mlvpt_digits": "required: --output",
@@ -42,6 +42,21 @@ COMMANDS = {
     "data --config=mlvpt_digits --output=new": "writes files only with --audit",
     "predict --workdir=run --images=file --select=both": "--select and --count belong together",
     "predict --workdir=run --images=file --count=3": "--select and --count belong together",
+    "predict --images=file": "needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one",
+    "predict --workdir=run --names=names.txt --images=file": "or --names=FILE, the names of labels; give one",
+    "predict --workdir=run --backbone=clip_vitb16 --images=file": "--backbone is for --names",
+    "predict --names=names.txt --images=file --checkpoint=latest": "names have no checkpoints",
+    "predict --names=names.txt --images=file": "is a list of names, so the backbone is not known",
+    "predict --names=v.safetensors --images=file": "cannot read v.safetensors: No such file",
+    "predict --names=names.txt --backbone=clip_vitb16 --images=file --config.seed=1": "--config.seed has no effect",
+    "encode --names=names.txt --backbone=clip_vitb16": "required: --output",
+    "encode --names=names.txt --backbone=clip_vitb16 --output=a.npz": "--output=a.npz should be a .safetensors file in",
+    "encode --names=names.txt --backbone=clip_vitb16 --output=no/a.safetensors": "in a folder that exists",
+    "encode --names=file --backbone=clip_vitb16 --output=a.safetensors": "file contains no class names",
+    "encode --names=names.txt --backbone=dinov2_vitb14 --output=a.safetensors": "was trained without texts",
+    "encode --names=names.txt --backbone=clip --output=a.safetensors": "there is no backbone 'clip'",
+    "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --template=a": "the template 'a' has no {}",
+    "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --config.seed=1": "has no effect on",
     "predict --workdir=run --images=file --format=csv": "no --format=csv for this mode; there are label_studio",
     "pack --config=mlvpt_digits --output=a.xml --format=cvat --config.pack.short_side=9": "--config.pack.short_side is",
     "summary": "needs either --config=FILE or --configs",
@@ -82,6 +97,7 @@ COMMANDS = {
 def inside(at):
     """Be in a folder with a file and a run, without a folder of data sets."""
     (at / "file").touch()
+    (at / "names.txt").write_text("sea\n")
     (at / "empty").mkdir()
     (write_run(at / "run", drawn_split()) / "checkpoints").mkdir()
     with contextlib.chdir(at), pytest.MonkeyPatch.context() as patch:

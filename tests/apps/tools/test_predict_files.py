@@ -26,7 +26,6 @@ def predictor():
 @pytest.fixture
 def command(color_folder, monkeypatch, predictor):
     """A function that predicts with the given files."""
-    monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides, checkpoint: predictor)
     for row in range(5):
         Image.fromarray(color(50 * row, 110)).save(f"{row}.png")
     Path("bad.png").write_text("not an image")
@@ -34,7 +33,7 @@ def command(color_folder, monkeypatch, predictor):
     def run(*given, output=None, json_lines=False, gates=False, form=None, **options):
         """Print the outcome as the command line does, and return its exit code."""
         target = choose_target(output, color_folder, json_lines=json_lines, gates=gates, form=form)
-        outcome = predict_files(color_folder, given, target, (), gates=gates, **options)
+        outcome = predict_files(lambda: predictor, given, target, gates=gates, **options)
         if outcome.parts:
             print(outcome.json() if json_lines else outcome.text())
         return outcome.exit_code

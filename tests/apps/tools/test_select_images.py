@@ -30,11 +30,10 @@ def select(color_folder, tmp_path, monkeypatch):
     data = run.config.data
     data.name, data.root, data.table, data.label_column = "csv", str(tmp_path / "photos"), "labels.csv", ""
     data.val_split, data.test_splits = "", ()
-    monkeypatch.setattr(Predictor, "from_run", lambda folder, overrides, checkpoint: Predictor(run, HALVES))
 
     def command(method, count, images=("photos",), output=None, **options):
         target = choose_target(output, color_folder, select=True)
-        predict_files(color_folder, images, target, (), select=method, count=count, **options)
+        predict_files(lambda: Predictor(run, HALVES), images, target, select=method, count=count, **options)
         return csv_rows(output or "run/selected.csv")
 
     command.data = data

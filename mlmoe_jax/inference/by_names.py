@@ -1,0 +1,88 @@
+"""A model of label names, without training and without a run folder."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.config.loading import Overrides, override_pairs
+from mlmoe_jax.data.labels.name_vectors import is_vectors_file, read_name_vectors
+from mlmoe_jax.data.labels.space import LabelSpace, label_space_of
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.inference.text_encoder import vectors_for
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.runs.assemble import Parts, assemble, label_axes_for, preprocess_for
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import shard_tree
+
+NOTES = {"step": 0, "kind": "imported", "split": ""}  # of values that are not trained
+_READ = ("data", "eval", "mesh", "model")  # sections of the config that a prediction reads
+
+
+def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> ConfigDict:
+    """Return the config of a model of label names.
+
+    Args:
+      file: the vectors of the names, or a list of names.
+      backbone: the name of the backbone; may be "" for vectors, which have it.
+      overrides: further config keys, in the sections that a prediction reads.
+
+    Raises:
+      UserError: the file is a list and `backbone` is "", the vectors are of another backbone, or a key has no effect.
+    """
+    made_for = read_name_vectors(file).backbone if is_vectors_file(file) else backbone
+    if not made_for:
+        raise UserError(f"{file} is a list of names, so the backbone is not known; name it with --backbone")
+    if backbone not in ("", made_for):
+        raise UserError(f"{file} has vectors for {made_for}, not for --backbone={backbone}; encode the names again")
+    pairs = override_pairs(overrides)
+    if unread := [key for key, _ in pairs if key.partition(".")[0] not in _READ]:
+        raise UserError(f"--config.{unread[0]} has no effect on a prediction by names; leave it out")
+    config = configuration.default_config()
+    config.model.backbone.name, config.model.head.kind, config.model.head.names = made_for, "cosine", file
+    config.data.name, config.data.image_size = "csv", catalog.entry(made_for).image_size
+    configuration.apply_overrides(config, pairs)
+    configuration.validate(config)
+    return config
+
+
+def parts_of_names(config: ConfigDict) -> tuple[LabelSpace, Preprocess, Parts]:
+    """Return the label space, the preprocessing and the model of the names of a config.
+
+    Raises:
+      UserError: the vectors cannot be read, or do not belong to the backbone.
+    """
+    space = label_space_of(vectors_for(config))
+    preprocess = preprocess_for(config)
+    return space, preprocess, assemble(config, space)
+
+
+def open_names(config: ConfigDict, *, ranked: bool = True) -> Predictor:
+    """Return the predictor of label names.
+
+    Args:
+      config: the result of `names_config`.
+      ranked: whether labels are assigned by their ranks, see `inference.ranks`. If not, by `eval.threshold`.
+
+    Raises:
+      UserError: the names cannot be encoded, or the vectors do not belong to the backbone.
+    """
+    mesh = setup_jax(config, training=False)
+    space, preprocess, parts = parts_of_names(config)
+    axes = label_axes_for(parts.definition, len(space.names), mesh)
+    run = Run(
+        config=config,
+        label_space=space,
+        preprocess=preprocess,
+        definition=parts.definition,
+        values=shard_tree({**parts.trainable, **parts.stats}, mesh, axes),
+        frozen=shard_tree(parts.frozen, mesh, axes),
+        mesh=mesh,
+        label_axes=axes,
+        notes=NOTES,
+    )
+    limits = dict.fromkeys(space.names, float(config.eval.threshold))
+    return Predictor(run, limits, version=f"{config.model.backbone.name} by names", ranked=ranked)
