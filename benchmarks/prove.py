@@ -5,6 +5,7 @@
     bash launch/prove.sh --minutes=10 --parts=agreement,step,mfu,memory,attention,data --peer=PYTHON
     bash launch/prove.sh --voc2007=ROOT                      # also three rows of ML-VPT, table 2, with three seeds
     bash launch/prove.sh --coco=ROOT --checkpoint=FILE       # also the authors' checkpoint on val2014
+    bash launch/prove.sh --photos=ROOT --names=FILE          # also zero-shot mAP on VOC 2007, by a list of its labels
 
 Each part is a process of its own with a share of `--minutes`, and time that a part leaves is for the next parts. The
 most important parts come first: does the step agree with the CPU, how fast is it (with `--peer` beside PyTorch), the
@@ -52,8 +53,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--voc2007", type=Path, metavar="ROOT", help="folder of VOC 2007")
     parser.add_argument("--coco", type=Path, metavar="ROOT", help="folder of COCO 2014")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="the authors' checkpoint of ML-VPT on COCO")
+    parser.add_argument("--photos", type=Path, metavar="ROOT", help="folder of VOC 2007, labeled by --names alone")
+    parser.add_argument("--names", type=Path, metavar="FILE", help="list of its labels, each with descriptions or none")
     options = parser.parse_args(words)
-    for name in ("voc2007", "coco", "checkpoint"):
+    for name in ("voc2007", "coco", "checkpoint", "photos", "names"):
         if (path := getattr(options, name)) and not path.exists():
             parser.error(f"--{name}={path} does not exist")
         setattr(options, name, path and path.resolve())
@@ -63,6 +66,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         if shutil.which(options.peer) is None:
             parser.error(f"--peer={options.peer} is not a program")
         options.peer = os.path.abspath(shutil.which(options.peer))
+    if (options.photos is None) != (options.names is None):
+        parser.error("--photos and --names belong together; give both")
     if options.minutes <= 0:
         parser.error(f"--minutes={options.minutes} is not positive")
     if unknown := {*options.parts.split(",")} - {*names}:
@@ -212,7 +217,7 @@ def run_parts(proof: Proof, parts: Sequence[Part], setup: Setup, budget: float) 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the parts and print the path of the page."""
     options = arguments(words)
-    data = {"voc2007": options.voc2007, "coco": options.coco, "checkpoint": options.checkpoint}
+    data = {name: getattr(options, name) for name in ("voc2007", "coco", "checkpoint", "photos", "names")}
     setup = Setup(options.out.resolve(), options.short, options.peer, **data)
     setup.parts.mkdir(parents=True, exist_ok=True)
     first = PARTS[0]

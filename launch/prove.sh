@@ -6,6 +6,7 @@
 #   bash launch/prove.sh --minutes=10 --parts=agreement,step,mfu,memory,attention,data --peer=PYTHON
 #   bash launch/prove.sh --voc2007=ROOT                      # also three rows of ML-VPT, table 2
 #   bash launch/prove.sh --coco=ROOT --checkpoint=FILE       # also the authors' checkpoint on val2014
+#   bash launch/prove.sh --photos=ROOT --names=FILE          # also zero-shot mAP on VOC 2007, by a list of its labels
 #   bash launch/prove.sh --help                              # all flags
 #
 # Rerun it to continue. The first run sets up an environment, which needs the network. Set PYTHON to a Python 3.11 or

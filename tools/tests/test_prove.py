@@ -168,17 +168,29 @@ def test_rows_of_papers_take_part_if_their_data_is_there(setup, tmp_path):
     assert proof._read_eval(whole, json.dumps({"val": {"mlvpt/mAP": 0.872}}), 0).verdict == "failed"
 
 
-@pytest.mark.parametrize("one", [*proof.TABLE_2, *proof.CHECKPOINT], ids=lambda one: one.name)
+def test_names_are_measured_on_voc2007_if_both_are_given(setup, tmp_path):
+    whole = replace(setup, photos=tmp_path, names=tmp_path / "names.txt")
+    parts = proof.parts_of(whole, [])
+    assert [one.name for one in parts[:2]] == ["names clip_vitb16", "voc2007 by name clip_vitb16"]
+    assert len(parts) == 2 * len(proof.ZERO_SHOT)
+    scored = json.dumps({"test": {"mAP": 0.79}})
+    assert parts[1].read(whole, scored, 0).result == "mAP 79.00 by the names alone; published 78.88"
+    assert parts[3].read(whole, scored, 0).result.endswith("no published number is known")
+
+
+@pytest.mark.parametrize("one", [*proof.TABLE_2, *proof.CHECKPOINT, *proof.BY_NAME], ids=lambda one: one.name)
 def test_commands_of_papers_are_understood(one, setup, tmp_path):
     from mlmoe_jax.apps.cli.flags import parse_flags
     from mlmoe_jax.apps.papers.request import parse_request
     from mlmoe_jax.config import load_config, validate
 
     setup = replace(setup, voc2007=tmp_path, coco=tmp_path, checkpoint=tmp_path / "model.pth")
+    setup = replace(setup, photos=tmp_path, names=tmp_path / "names.txt")
     flags, overrides = parse_flags(one.command(setup, 60)[3:])
     if flags.mode == "import":
         config = load_config(flags.config, overrides)
         validate(config)
+    if one.name == "import":
         assert (config.data.test_splits, config.metrics.preset, config.eval.dtype) == (("val",), "mlvpt", "float16")
     if flags.mode == "reproduce":
         request = parse_request(flags.table, only=flags.only, root=flags.root, seeds=flags.seeds)
@@ -199,7 +211,15 @@ def test_the_peak_of_a_device_is_known_or_left_out():
 
 # -------------------------------------------------------------------------------------------------------- the command
 @pytest.mark.parametrize(
-    "flag", ["--minutes=0", "--parts=devices,speed", "--voc2007=nowhere", "--peer=nowhere", f"--coco={REPOSITORY}"]
+    "flag",
+    [
+        "--minutes=0",
+        "--parts=devices,speed",
+        "--voc2007=nowhere",
+        "--peer=nowhere",
+        f"--coco={REPOSITORY}",
+        f"--photos={REPOSITORY}",
+    ],
 )
 def test_a_wrong_flag_is_refused(flag, capsys):
     with pytest.raises(SystemExit, match="2"):
