@@ -210,6 +210,14 @@ VALUES = [
     of_values(
         f"{MISTAKES}loss.terms names mine, other, {OTHER_TERMS}", {"loss.terms.mine": 0.0, "loss.terms.other": 0.0}
     ),
+    of_values(
+        f"{MISTAKES}data.difficult_train=ignore makes difficult labels unknown, which the loss counts as absent",
+        {"loss.kind": "an", "data.difficult_train": "ignore"},
+    ),
+    of_values(
+        f"{MISTAKES}data.known_positives=one makes all other training labels unknown, which loss.kind=bce leaves out",
+        {"loss.kind": "bce", "data.known_positives": "one"},
+    ),
     of_values(f"{MISTAKES}loss.terms has no term with a weight other than 0", {"loss.terms.logits": 0.0}),
     of_values(
         f"{MISTAKES}eval.select_on=test needs data.test_splits", {"eval.select_on": "test", "data.test_splits": ()}

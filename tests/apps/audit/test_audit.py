@@ -149,10 +149,11 @@ def test_in_doubt_suggestions_are_written_beside(photos, name, content, says):
     assert photos.suggestions.with_name("suggestions-2.csv").read_text().count("\n") == 4
 
 
-def test_answers_of_two_files_that_differ_are_both_kept(photos):
+def test_answers_of_two_files_that_differ_are_both_kept_and_equal_ones_once(photos):
     photos.suggestions.parent.mkdir()
-    for name, answer in (("suggestions.csv", "yes"), ("suggestions-2.csv", "no"), ("suggestions-3.csv", "yes")):
-        photos.suggestions.with_name(name).write_text(f"image,label,suggested,accept\n7.png,red,1,{answer}\n")
+    answers = {"suggestions.csv": "yes,", "suggestions-2.csv": "no,", "suggestions-3.csv": "yes,surely"}
+    for name, answer in answers.items():
+        photos.suggestions.with_name(name).write_text(f"image,label,suggested,accept,note\n7.png,red,1,{answer}\n")
     photos.audit()
     assert [row["accept"] for row in photos.rows() if row["image"] == "7.png"] == ["yes", "no"]
 

@@ -105,7 +105,9 @@ def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, hub,
     assert b"/home/me" not in everything
     assert b"my-project" not in everything
     assert b"2.jpg" not in everything
-    assert json.loads(pushed["results.json"])["test"]["metrics"]["mAP"] == 0.75
+    test = json.loads(pushed["results.json"])["test"]
+    assert test["metrics"]["mAP"] == 0.75
+    assert test["scores"] == "", "the file of the scores, which names images, stays here"
     assert json.loads(pushed["thresholds.json"])["thresholds"] == {"a": 0.25, "b": None, "c": 0.5}
     assert hub_site.TOKEN not in "".join(capsys.readouterr())
 
