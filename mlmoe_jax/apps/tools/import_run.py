@@ -5,6 +5,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.tools.add_names import add_names
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
@@ -18,7 +19,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.training.build_steps import build_steps
-from mlmoe_jax.training.initialization import find_origin
+from mlmoe_jax.training.initialization import OtherRun, find_origin
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.training_data import label_space_for
 
@@ -42,6 +43,9 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         _import_names(config, folder)
         return
     origin = find_origin(config)
+    if isinstance(origin, OtherRun) and config.model.head.names:
+        add_names(config, origin, folder)
+        return
     folder.require_creatable()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
