@@ -23,8 +23,9 @@ from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.errors import UserError
 
 NAMES = (
-    *("digits_methods", "photographs", "variants", "calibration", "label_selection", "planted_flips", "own_images"),
-    *("gate_statistics", "exported", "serving", "metrics_speed", "full_size_parity", "scaling_table", "label_scaling"),
+    *("digits_methods", "photographs", "variants", "calibration", "label_selection", "few_labels", "planted_flips"),
+    *("own_images", "gate_statistics", "exported", "serving", "metrics_speed", "full_size_parity"),
+    *("scaling_table", "label_scaling"),
 )
 
 

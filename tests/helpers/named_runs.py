@@ -40,7 +40,7 @@ SMALL = {
 
 def vectors_of(names):
     """Vectors of names, each of which depends on the name alone."""
-    drawn = [drawn_vectors((name,), 8, seed=len(name)).vectors for name in names]
+    drawn = [drawn_vectors((name,), 8, seed=sum(map(ord, name))).vectors for name in names]
     return replace(drawn_vectors(names, 8), vectors=np.concatenate(drawn))
 
 
