@@ -1,7 +1,7 @@
 """Make foundation_models.json: tensors, parameters and multiply-adds of DINOv3, SigLIP 2, CLIP and TIPSv2 at full size.
 
 The models of transformers on torch's meta device, which holds no values, in the configurations of the published files;
-with the names that they are saved under. Multiply-adds are those of torch.utils.flop_counter for one image: matrix
+with the names that they are saved under. Multiply-adds are counted by torch.utils.flop_counter for one image: matrix
 products, the patch convolution and attention.
 """
 
@@ -71,7 +71,7 @@ def measured(name: str) -> dict:
             model.eval()(torch.zeros(1, 3, side, side))
     tower = "vision_model." if name.startswith(("siglip", "clip")) else ""
     tensors = model.state_dict()
-    if name.startswith("tips"):  # its names in transformers are not those of the file
+    if name.startswith("tips"):  # transformers has other names than the file
         tensors = revert_weight_conversion(model, tensors)
     return {
         "parameters": sum(value.numel() for value in model.parameters()),

@@ -26,7 +26,7 @@ class TipsTextShape(TextShape):
 
     @property
     def output(self) -> int:
-        """The width of the vectors, which is that of the tower."""
+        """The width of the vectors, the width of the tower."""
         return self.width
 
     def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> TipsText:

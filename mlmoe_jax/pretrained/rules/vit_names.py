@@ -62,7 +62,7 @@ def fuse_rules(
 def timm_rules(
     mask_token: bool = True, positions: Transform = identity, block: str = BLOCK, norm_name: str = "norm"
 ) -> tuple[Rule, ...]:
-    """Return the rules of the ViTs of timm, which are also those of the repositories of DINOv2, MAE, MoCo v3 and TIPS.
+    """Return the rules of the ViTs of timm, and of the repositories of DINOv2, MAE, MoCo v3 and TIPS.
 
     Args:
       mask_token: whether the file has a mask token.
