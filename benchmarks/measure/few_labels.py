@@ -2,7 +2,7 @@
 
     python -m benchmarks.measure few_labels --root=/data/VOCdevkit --out=runs/few_labels
 
-The features are those of EfficientNet-Lite0, normalized. Half of `train` stands for the texts: the vectors are the
+The features of EfficientNet-Lite0 are normalized. Half of `train` stands for the texts: the vectors are the
 weights of a logistic regression on it, with noise of their norm times one of --noises. From the other half --images
 images of each label are drawn, once for each of --seeds, which also draws the halves and the noise. The logistic
 regression of train.fit is fitted to them, without the vectors and drawn towards them, and the mAP is measured on `val`,

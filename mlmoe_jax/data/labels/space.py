@@ -86,7 +86,7 @@ class LabelSpace:
         names, missing = (*self.names, *further), (0, len(further))
         ordered, pairs = vectors.for_labels(names), self.together.tocoo()
         if not np.allclose(ordered.vectors[: len(self.names)], self.name_vectors.vectors, atol=1e-5):
-            raise UserError("the vectors of the labels are not those of the run; encode all names as it was done then")
+            raise UserError("the run has other vectors of its labels; encode all names as it was done then")
         return replace(
             self,
             names=names,

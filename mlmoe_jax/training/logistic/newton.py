@@ -51,7 +51,7 @@ def solve(
       known: 1 for known labels, otherwise 0.
       fold: the fold of each image.
       penalty: C.
-      offsets: o, logits that are added to those of w and b.
+      offsets: o, the logits to which w·x + b is added.
       weights: start values of w.
       biases: start values of b.
       tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most

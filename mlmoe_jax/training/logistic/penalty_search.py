@@ -8,9 +8,9 @@ over the images whose label is known. The problem is convex, so the result depen
 All labels use one C, the value with the least mean log loss of the images outside each fold's fit (M. Stone,
 "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974).
 
-If the labels have weights w₀ and intercepts b₀ already, such as those of their names, the penalty is |w − w₀|²/2. With
-w = w₀ + v and o_i = w₀·x_i + b₀, this is the same problem for v with the offset o_i in the logit of image i. The search
-then covers both origins, w₀ and 0, and takes the one with the smaller loss.
+If the labels have weights w₀ and intercepts b₀ already, such as vectors of their names give, the penalty is
+|w − w₀|²/2. With w = w₀ + v and o_i = w₀·x_i + b₀, this is the same problem for v with the offset o_i in the logit of
+image i. The search then covers both origins, w₀ and 0, and takes the origin with the smaller loss.
 
 The features are first rotated onto the principal axes of the images. This changes no solution, because it preserves
 |w|. With fewer images than features it leaves fewer coordinates than images, and the Hessian becomes nearly diagonal,
@@ -58,7 +58,7 @@ class Origin(NamedTuple):
         return cls(np.zeros((width, labels), np.float32), np.zeros(labels, np.float32))
 
     def only(self, labels: Bool[np.ndarray, " k"]) -> Origin:
-        """Return the classifiers of some labels, and zeros for the others."""
+        """Return the classifiers of some labels, and zeros for other labels."""
         return Origin(self.kernel * labels, self.bias * labels)
 
     def logits(self, features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:

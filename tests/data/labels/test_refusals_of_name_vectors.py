@@ -99,7 +99,7 @@ REFUSALS = [
     ),
     of_further("no further name", "no name that is not a label of the run", names=("sea", "boat")),
     of_further("further names without a label", "the vectors have no name boat", names=("sea", "sand")),
-    of_further("further names with other vectors of the labels", "are not those of the run", seed=1),
+    of_further("further names with other vectors of the labels", "the run has other vectors of its labels", seed=1),
 ]
 
 
