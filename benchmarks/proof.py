@@ -137,7 +137,7 @@ def suite(
 
 
 def _errors(value: Any) -> Iterator[str]:
-    """Yield the reasons of all cases that failed, except for those of PyTorch, which the tables show."""
+    """Yield the reasons of all cases that failed, except for the rows of PyTorch, which the tables show."""
     if isinstance(value, dict):
         yield from [str(value["error"])] if "error" in value else []
         for name, inner in value.items():

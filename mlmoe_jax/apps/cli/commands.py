@@ -525,7 +525,7 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     options={
         "output": {"help": "a .safetensors file"},
         "template": {
-            "help": "a text with {} for the name of a label; repeat for several (default: those of the backbone)",
+            "help": "a text with {} for the name of a label; repeat for several (default: as the backbone has)",
             "action": "append",
             "default": [],
             "choices": None,
