@@ -62,7 +62,7 @@ def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[T
 
     Returns:
       The tower, with a table of V tokens, and i32[n,t], the texts in numbers from 0 to V − 1. V tokens occur in the
-      texts, and their order is that of the whole vocabulary.
+      texts, in the order of the whole vocabulary.
 
     Raises:
       UserError: the file cannot be read, or does not have this tower.

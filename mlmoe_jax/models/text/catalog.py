@@ -21,8 +21,8 @@ TEXT_CATALOG: dict[str, TextEntry] = {
 def text_entry(backbone: str) -> TextEntry:
     """Return the entry of the text tower that belongs to a backbone.
 
-    Raises UserError for an unknown backbone, and for a backbone that was trained without texts. The latter names those
-    that have a text tower.
+    Raises UserError for an unknown backbone, and for a backbone that was trained without texts. The sentence then names
+    the backbones that have a text tower.
     """
     catalog.entry(backbone)
     if backbone not in TEXT_CATALOG:

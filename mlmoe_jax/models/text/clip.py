@@ -66,8 +66,8 @@ _TEMPLATES = (
     "art of the {}.",
     "a photo of the small {}.",
 )
-# Tokens as in transformers. OpenCLIP's towers have the same, but its code pads with 0, which no text sees, and before
-# that repairs broken Unicode (ftfy) and HTML's character references.
+# Tokens as in transformers. OpenCLIP pads with 0, which no text sees, and first repairs broken Unicode (ftfy) and
+# HTML's character references.
 _FORMAT = TokenFormat(padding="<|endoftext|>", start="<|startoftext|>", end="<|endoftext|>")
 _TOKENIZER = "openai/clip-vit-base-patch32"
 
