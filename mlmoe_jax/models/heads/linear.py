@@ -68,7 +68,7 @@ class LinearHead(Head):
             pooled = features.patches.max(axis=1)
         else:
             pooled = features.mean if self.pool == "mean" else features.cls
-        return partition.shard_images(pooled).astype(jnp.float32)
+        return jnp.asarray(partition.shard_images(pooled), jnp.float32)
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         if self.pool in ("mean", "max"):
