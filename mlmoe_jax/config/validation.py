@@ -249,17 +249,22 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     if config.model.head.names and not head.reads_names:
         readers = ", ".join(name for name in HEADS if HEADS[name].reads_names)
         wrong.append(f"model.head.names is set, and head {kind} does not read vectors of names; {readers} do")
-    terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
-    if not terms and config.augment.mix != "none":
+    if not head.terms(config) and config.augment.mix != "none":
         wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")
     if config.augment.mix == "splicemix" and (config.train.accumulate > 1 or config.train.batch_size < 4):
         wrong.append(
             "augment.mix=splicemix joins 4 images of a whole batch: set train.accumulate=1, batch_size=4 or more"
         )
+    return wrong + _term_mistakes(config, kind, head.terms(config)) + head.mistakes(config)
+
+
+def _term_mistakes(config: ConfigDict, kind: str, terms: tuple[str, ...]) -> list[str]:
+    """Return error messages about the terms of the loss. `terms` are those that the head `kind` computes."""
+    wrong, weighted = [], {name for name, weight in config.loss.terms.items() if weight}
     if terms and not weighted:
         wrong.append("loss.terms has no term with a weight other than 0")
     unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # possible typos
     if missing := (weighted | unknown) - set(terms):
         names, known = ", ".join(sorted(missing)), ", ".join(terms) or "none"
         wrong.append(f"loss.terms names {names}, which head {kind} does not compute (it computes {known})")
-    return wrong + head.mistakes(config)
+    return wrong

@@ -83,14 +83,13 @@ def encode_names(
     """
     entry = text_entry(backbone)
     templates = tuple(templates) or entry.templates
-    if wrong := [template for template in templates if "{}" not in template]:
-        raise UserError(f"the template '{wrong[0]}' has no {{}} for the name of a label; add it")
+    for template in templates:
+        if "{}" not in template:
+            raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
     groups = [list(label.descriptions) or _fill(templates, label.name) for label in labels]
     if entry.contrast:
         groups.append([_PLACE.sub("", template).strip() for template in templates])
-    encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
-    ends = np.cumsum([len(group) for group in groups])[:-1]
-    vectors = np.stack([mean_direction(part) for part in np.split(encoded, ends)])
+    vectors, similarity = _encode_groups(backbone, groups, weights)
     return NameVectors(
         names=tuple(label.name for label in labels),
         vectors=vectors[: len(labels)],
@@ -101,6 +100,15 @@ def encode_names(
         fingerprint=_fingerprint(backbone, weights),
         **_comparison(similarity),
     )
+
+
+def _encode_groups(
+    backbone: str, groups: Sequence[Sequence[str]], weights: str
+) -> tuple[Float32[np.ndarray, "g e"], Similarity]:
+    """Return the normalized mean of the normalized vectors of each group of texts, and as `encode_texts`."""
+    encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    return np.stack([mean_direction(part) for part in np.split(encoded, ends)]), similarity
 
 
 def _comparison(similarity: Similarity) -> dict[str, Any]:

@@ -236,8 +236,9 @@ class ResultRows:
             tables = (score, rank) if self.ranked else (score,)
             cells = [table.get(name, "") for table in tables for name in self.names]
             return [*image, join_names(result.labels), result.error, *cells]
-        ranks = lambda name: (rank.get(name, ""),) if self.ranked else ()  # noqa: E731
-        best = [cell for name in result.labels for cell in (name, score[name], *ranks(name))]
+        best = [cell for name in result.labels for cell in (name, score[name], rank.get(name, ""))]
+        if not self.ranked:
+            del best[2::3]
         return [*image, result.error, *(best or [""] * (len(self.heading()) - len(image) - 1))]
 
     def _format_score(self, value: float) -> str:
