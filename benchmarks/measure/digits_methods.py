@@ -217,7 +217,8 @@ def tables(results: dict) -> str:
     for method, one in methods.items():
         cells = map(over_seeds, _columns(one)[1:])
         counts = f"{one['trainable']:,}", f"{one['macs'] / 1e6:.1f}"
-        rows.append([f"`{method}`", f"{one['rate']:g}", *counts, *cells, str(one["images_per_second"])])
+        speed = str(one.get("images_per_second", "–"))  # not measured together with the others
+        rows.append([f"`{method}`", f"{one['rate']:g}", *counts, *cells, speed])
     pairs = []
     for first, second in PAIRS:
         columns = zip(_columns(methods[first])[1:], _columns(methods[second])[1:], strict=True)
