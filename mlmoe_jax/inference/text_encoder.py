@@ -128,7 +128,8 @@ def encode_texts(
 
     See `encode_names` for the arguments and errors.
     """
-    entry, tokenizer = text_entry(backbone), open_tokenizer(find_tokenizer(backbone), text_entry(backbone))
+    entry = text_entry(backbone)
+    tokenizer = open_tokenizer(find_tokenizer(backbone), entry)
     _require_whole(texts, tokenizer, backbone)
     tokens, valid = tokenizer.encode(texts)
     status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")

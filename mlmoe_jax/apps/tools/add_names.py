@@ -8,44 +8,33 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.text_encoder import vectors_for
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.models.registries import head_class, prompts_class
-from mlmoe_jax.runs.assemble import abstract_parts, preprocess_for
-from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import read_run, write_run_metadata
-from mlmoe_jax.runs.shared_model import write_adapter
-from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
+from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.training.initialization import OtherRun
 
 
-def add_names(config: ConfigDict, source: OtherRun, folder: RunFolder) -> None:
-    """Write a run folder with the labels of a run and the further ones of `model.head.names`.
+def parts_with_names(config: ConfigDict, source: OtherRun) -> tuple[LabelSpace, Preprocess, Parts]:
+    """Return a model with the labels of a run and the further ones of `model.head.names`, as `parts_of_names` does.
 
-    The scores of the labels of the run do not change. Like a shared model, the folder has the values and no
-    checkpoints.
+    The scores of the labels of the run do not change.
 
     Args:
       config: the config of the run, with the names of all labels.
       source: the run.
-      folder: the new run folder.
 
     Raises:
       UserError: the vectors do not fit the labels of the run, or its scores of a label depend on the other labels.
     """
-    folder.require_creatable()
-    setup_jax(config)
     source_config, known = read_run(source.folder)
     space = known.with_names(vectors_for(config))
     _require_open(config, space, source, abstract_parts(source_config, known).definition)
-    parts = source.parts(space)
-    with folder.writing_by_first():
-        if distributed.is_first():
-            write_adapter(folder, {**parts.trainable, **parts.stats}, {"step": 0, "kind": "imported", "split": ""})
-            write_run_metadata(folder, config, space, preprocess_for(config), parts)
+    return space, preprocess_for(config), source.parts(space)
 
 
 def _require_open(config: ConfigDict, space: LabelSpace, source: OtherRun, trained: ModelDef) -> None:

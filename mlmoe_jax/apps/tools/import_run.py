@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.tools.add_names import add_names
+from mlmoe_jax.apps.tools.add_names import parts_with_names
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import steps_per_epoch
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.by_names import NOTES, parts_of_names
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.assemble import Parts, preprocess_for
 from mlmoe_jax.runs.folder import ADAPTER, RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
 from mlmoe_jax.runs.shared_model import write_adapter
@@ -27,7 +32,7 @@ from mlmoe_jax.training.training_data import label_space_for
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """Convert the checkpoint `config.init_from`, or the vectors `model.head.names`, to a run folder without training.
 
-    The run folder can be used for evaluation, prediction and export. For vectors, see `_import_names`.
+    The run folder can be used for evaluation, prediction and export. For vectors, see `_write_untrained`.
 
     The labels, their order and their groups are taken from the training split of `config.data`. No image is read. The
     run folder has a checkpoint of step 0, from which training can resume.
@@ -40,11 +45,11 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     if has_checkpoint(folder) or (folder / ADAPTER).exists():
         raise UserError(f"{folder} already holds a run; choose another --workdir")
     if not config.init_from:
-        _import_names(config, folder)
+        _write_untrained(config, folder, parts_of_names)
         return
     origin = find_origin(config)
     if isinstance(origin, OtherRun) and config.model.head.names:
-        add_names(config, origin, folder)
+        _write_untrained(config, folder, partial(parts_with_names, source=origin))
         return
     folder.require_creatable()
     preprocess = preprocess_for(config)
@@ -74,14 +79,16 @@ def _require_source(config: ConfigDict) -> None:
         )
 
 
-def _import_names(config: ConfigDict, folder: RunFolder) -> None:
-    """Make a run folder of the vectors of label names. The data is not opened, and need not have labels yet.
+def _write_untrained(
+    config: ConfigDict, folder: RunFolder, make: Callable[[ConfigDict], tuple[LabelSpace, Preprocess, Parts]]
+) -> None:
+    """Make a run folder of the model that `make` returns. The data is not opened, and need not have labels yet.
 
     Like a shared model, the folder has the values and no checkpoints.
     """
     folder.require_creatable()
     setup_jax(config)
-    space, preprocess, parts = parts_of_names(config)
+    space, preprocess, parts = make(config)
     with folder.writing_by_first():
         if distributed.is_first():
             write_adapter(folder, {**parts.trainable, **parts.stats}, NOTES)
