@@ -24,10 +24,11 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     """Return a table with one row per reference and precision."""
     side, rows = workers.sides[0], []
     workers.close()  # a TPU belongs to one process
-    for dtype, precision in LIMITS:
-        name = f"{AUTHORS} {dtype} {precision} {side.name}"
-        measured = results.measure("agreement", name, _authors, workers, dtype, precision)
-        rows += _lines(AUTHORS, measured)
+    with workers.fresh(side) as worker:
+        for dtype, precision in LIMITS:
+            name = f"{AUTHORS} {dtype} {precision} {side.name}"
+            measured = results.measure("agreement", name, _authors, worker, dtype, precision)
+            rows += _lines(AUTHORS, measured)
     sizes = {"batch": min(4, settings.batches[0]), "resolution": settings.resolutions[0]}
     of = case(settings.models[0], "differentiate", **sizes, dtype="float32", precision="highest")
     if outcomes := results.measure("agreement", key(of, side.name), _full_size, workers, of):
@@ -44,10 +45,9 @@ def agrees(outcome: dict[str, Any]) -> bool:
     return max(outcome["loss"], outcome["logits"]) <= forward and outcome["gradients"] <= backward
 
 
-def _authors(workers: harness.Workers, dtype: str, precision: str) -> dict[str, Any]:
-    with workers.fresh(workers.sides[0]) as worker:
-        differences = worker.call("authors_differences", dtype=dtype, precision=precision)
-    return {"dtype": dtype, "precision": precision, **differences}
+def _authors(worker: harness.Worker, dtype: str, precision: str) -> dict[str, Any]:
+    sizes = {"dtype": dtype, "precision": precision}
+    return sizes | worker.call("authors_differences", **sizes)
 
 
 def _full_size(workers: harness.Workers, of: dict[str, Any]) -> dict[str, Any]:
