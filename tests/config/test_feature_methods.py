@@ -3,6 +3,7 @@
 import jax
 import pytest
 from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits, split
+from helpers.programs import equations
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
@@ -80,18 +81,10 @@ def test_nothing_has_the_size_of_all_pairs_of_labels(reference):
 
     definition, params, stats = ModelDef.split(model)
     image = jax.ShapeDtypeStruct((2, 64, 64, 3), "float32")
-    shapes = [aval.shape for aval in _values(jax.make_jaxpr(jax.grad(loss))(params, image).jaxpr)]
+    program = jax.make_jaxpr(jax.grad(loss))(params, image)
+    shapes = [value.aval.shape for equation in equations(program.jaxpr) for value in equation.outvars]
     assert any(labels in shape for shape in shapes)
     assert not [shape for shape in shapes if shape.count(labels) > 1]
-
-
-def _values(jaxpr):
-    """The type of every value in a program and the programs within it."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval for variable in equation.outvars)
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                yield from _values(getattr(inner, "jaxpr", inner))
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ import copy
 
 import pytest
 
-from mlmoe_jax.config import apply_overrides, default_config, from_json, load_config, to_json
-from mlmoe_jax.config.loading import flatten
+from mlmoe_jax.config import default_config, from_json, load_config, to_json
 from mlmoe_jax.config.recipes.benchmarks import follow
 from mlmoe_jax.models.rules import first_match
 
@@ -17,20 +16,6 @@ def config():
     config.train.batch_size, config.train.epochs = 4, 2
     follow(config, "optim.learning_rate", lambda size, epochs: size * epochs / 1000, "train.batch_size", "train.epochs")
     return config
-
-
-def test_a_setting_follows_every_change_of_the_others(config):
-    assert config.optim.learning_rate == 0.008
-    config.train.batch_size = 5
-    apply_overrides(config, [("train.epochs", "3")])
-    assert config.optim.learning_rate == flatten(config)["optim.learning_rate"] == 0.015
-
-
-def test_a_value_that_is_set_stays(config):
-    apply_overrides(config, [("optim.learning_rate", "0.5"), ("train.epochs", "7")])
-    assert config.optim.learning_rate == 0.5
-    config.train.batch_size = 9
-    assert config.optim.learning_rate == 0.5
 
 
 def test_a_copy_follows_its_own_settings(config):

@@ -1,8 +1,6 @@
 import tracemalloc
 
 import numpy as np
-import pytest
-from helpers.label_trees import draw_tree
 from helpers.tables import settings
 
 from mlmoe_jax.data.label_tree import LabelTree, read_tree
@@ -64,26 +62,6 @@ def test_contradictions_are_marked_and_decided():
     assert doubts.tolist() == [[True, False], [False, True], [True, True], [True, False]]
     # The positive label prevails; neither day nor night; either of cat and dog is an animal; difficult ones prevail.
     np.testing.assert_array_equal(closed, codes_of("1001010", "00?0?00", "1?0?010", "2002022"))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_closed_labels_agree_with_the_tree_and_stay(seed):
-    tree = draw_tree(seed)
-    codes = np.random.default_rng(seed).choice([-1, 0, 1, 2], (2000, 12), p=[0.5, 0.35, 0.1, 0.05]).astype(np.int8)
-    closed, _ = tree.close(codes)
-    present = (closed == 1) | (closed == 2)
-    for label, implied in tree.implies:
-        assert present[present[:, label], implied].all()
-        assert (closed[closed[:, label] == 1, implied] == 1).all()
-        assert not (present[:, label] & (closed[:, implied] == 0)).any()
-        assert (closed[closed[:, implied] == 0, label] == 0).all()
-    for group in map(list, tree.exclusive):
-        alone = present[:, group].sum(axis=1)
-        assert alone.max() <= 1
-        assert ((closed[:, group] == 0).sum(axis=1) == len(group) - 1)[alone == 1].all()
-    again, doubts = tree.close(closed)
-    np.testing.assert_array_equal(again, closed)
-    assert not doubts.any()
 
 
 def test_the_labels_of_all_splits_are_closed_before_images_are_held_out(tmp_path):

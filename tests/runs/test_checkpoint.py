@@ -76,21 +76,6 @@ def test_a_state_has_no_averages_for_a_decay_of_0():
     assert without.latest().keys() == initial_state(params, {}, stats, ()).ema.keys() == {"a", "b"}
 
 
-def test_a_training_without_averages_resumes(folder):
-    stored = make_state(4)
-    without = [state.replace(ema={}) for state in (make_state(0), stored)]
-    with open_manager(folder) as manager:
-        save(manager, 4, without[1], stored.latest(), {"step": 4})
-    with open_manager(folder) as manager:
-        restored = restore(manager, selected=make_state(0).ema, state=without[0])
-        identical(restored.state, without[1])
-        save(manager, 5, restored.state, restored.selected, {"step": 5})
-    with open_manager(folder, writing=False) as manager:
-        restored = restore(manager, state={"trainable": without[0].trainable, "stats": without[0].stats})
-        assert restored.step == 5
-        identical(restored.state["trainable"] | restored.state["stats"], stored.raw())
-
-
 def test_an_existing_step_is_not_saved_again(folder):
     save_steps(folder, 4)
     with open_manager(folder) as manager:

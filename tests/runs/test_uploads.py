@@ -88,18 +88,6 @@ def test_rows_are_uploaded_in_time_while_training_goes_on(store, monkeypatch):
     assert steps(folder) == [1, 2, 3]
 
 
-@pytest.mark.slow
-def test_a_busy_store_gets_the_rows_later(store):
-    folder = RunFolder("gs://bucket/busy")
-    log = log_of(folder)
-    log_rows(log, 1, 2)
-    store.busy = 1  # the library repeats such requests
-    log.store()
-    assert store.busy == 0
-    assert steps(folder) == [1, 2]
-    log.close()
-
-
 def test_a_failed_upload_is_repeated_with_a_warning(monkeypatch, caplog):
     monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.0)
     written, failing = [], [True, True, False]

@@ -46,16 +46,6 @@ def test_the_classifier_gives_the_scores_of_the_model():
     assert vectors.kernel().dtype == vectors.offsets().dtype == np.float32
 
 
-def test_a_difference_of_two_texts_is_their_softmax():
-    text, other = unit(np.random.default_rng(1).normal(size=(2, 4))).astype(np.float32)
-    vectors = drawn_vectors(("sea",), 4, scale=50.0, bias=0.0, background=other)
-    vectors = type(vectors)(**(vars(vectors) | {"vectors": text[None]}))
-    image = unit(np.array([1.0, -2, 3, 1]))
-    logits = 50 * np.array([image @ text, image @ other])
-    [score] = 1 / (1 + np.exp(-(image @ vectors.kernel())))
-    np.testing.assert_allclose(score, np.exp(logits[0]) / np.exp(logits).sum(), rtol=1e-4)
-
-
 @pytest.mark.parametrize("projects_from", [0, 6])
 def test_a_file_returns_what_was_written(tmp_path, projects_from):
     descriptions = ((), ("with sails", "with oars"), ())
@@ -73,10 +63,3 @@ def test_a_file_returns_what_was_written(tmp_path, projects_from):
     first = path.read_bytes()
     vectors.write(path)
     assert path.read_bytes() == first
-
-
-def test_the_labels_get_another_order_by_name():
-    vectors = drawn_vectors(NAMES, 4, descriptions=(("a",), ("b",), ("c",)))
-    moved = vectors.for_labels(["boat", "red kite", "sea"])
-    assert (moved.names, moved.descriptions) == (("boat", "red kite", "sea"), (("b",), ("c",), ("a",)))
-    np.testing.assert_array_equal(moved.vectors, vectors.vectors[[1, 2, 0]])

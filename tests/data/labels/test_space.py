@@ -164,9 +164,11 @@ def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
 
 
 def test_vectors_of_names_are_ordered_as_the_labels_and_stored(tmp_path):
-    vectors = drawn_vectors(SMALL.classes[::-1], 4, projects_from=6, sha256="ab12")
+    descriptions = tuple((name,) for name in SMALL.classes[::-1])
+    vectors = drawn_vectors(SMALL.classes[::-1], 4, projects_from=6, sha256="ab12", descriptions=descriptions)
     space = compute_label_space(SMALL, "digits", model(), seed=0, name_vectors=vectors)
     np.testing.assert_array_equal(space.name_vectors.vectors, vectors.vectors[::-1])
+    assert (space.name_vectors.names, space.name_vectors.descriptions) == (SMALL.classes, descriptions[::-1])
     space.save(tmp_path / "space.npz")
     with (tmp_path / "space.npz").open("rb") as file:
         arrays = read_npz(file)
