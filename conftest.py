@@ -14,7 +14,7 @@ from helpers.shapes import check_shapes
 
 check_shapes()
 
-from helpers.lowering import share_contexts  # noqa: E402
+from helpers.lowering import share_contexts, shorten_errors  # noqa: E402
 from helpers.paths import REPOSITORY  # noqa: E402
 
 # Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
@@ -61,6 +61,7 @@ def pytest_collection():
     gc.freeze()
     gc.enable()
     share_contexts()
+    shorten_errors()
     return result
 
 

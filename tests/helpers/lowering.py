@@ -1,4 +1,4 @@
-"""The MLIR context of JAX's programs."""
+"""What JAX does for each program and each error, made faster for tests."""
 
 import sys
 import threading
@@ -19,3 +19,13 @@ def share_contexts() -> None:
             return made.context
 
         mlir.make_ir_context = context
+
+
+def shorten_errors() -> None:
+    """Leave out of errors about traced values where each comes from, if JAX is imported.
+
+    Flax asks every new variable for its sharding. JAX answers with an error that contains the equations of the value,
+    which takes half of the time of a model without values.
+    """
+    if tracing := sys.modules.get("jax._src.interpreters.partial_eval"):
+        tracing.DynamicJaxprTracer._origin_msg = lambda self: ""
