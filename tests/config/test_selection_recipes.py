@@ -59,7 +59,7 @@ def test_benchmarks_select_as_published_and_print_the_row_of_the_paper(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_preset_held_out_changes_the_selection_and_nothing_else(name):
-    for dataset in BENCHMARKS:
+    for dataset in ("coco2014", "vg256"):
         usual, held_out = f"{name}:dataset={dataset}", f"{name}:dataset={dataset},preset=held_out"
         config = load_config(held_out, [])
         validate(config)

@@ -94,29 +94,9 @@ def test_written_files_are_read_again(name, tmp_path):
     assert {key: value.shape for key, value in tensors.items()} == {key: value.shape for key, value in theirs.items()}
     for key, value in tensors.items():
         np.testing.assert_allclose(value, theirs[key], rtol=1e-6, atol=1e-6, err_msg=key)
-    same = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "modules_to_save")
-    assert {key: options[key] for key in same} == {key: options_of_theirs[key] for key in same}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of transformers, in PEFT
-@pytest.mark.parametrize("name", twins.CASES)
-def test_peft_loads_what_we_write(name, tmp_path):
-    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
-    model, config = model_of(write_adapter(tmp_path / "a", name), name)
-    draw = np.random.default_rng(0)
-    for path, (_, variable) in named_variables(model).items():
-        if not path.startswith("backbone/"):
-            variable.set_value(variable[...] + jnp.asarray(0.1 * draw.normal(size=variable.shape), jnp.float32))
-    options, tensors = peft_files(model, config)
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / CONFIG).write_text(json.dumps(options))
-    save_file(tensors, tmp_path / "b" / TENSORS, {"format": "pt"})
-    theirs = peft.PeftModel.from_pretrained(twins.base(twins.CASES[name][0]), tmp_path / "b").eval()
-    with torch.no_grad():
-        logits = theirs(torch.from_numpy(twins.images()).permute(0, 3, 1, 2)).logits.numpy()
-    assert error(model(twins.images()).logits, logits) < TOLERANCE
-    assert error(logits, STORED[f"{name}/logits"]) > 1e-2, "other values than the stored ones"
+    layers = [layer.rpartition(".")[2] for layer in options.pop("target_modules")]
+    assert sorted(layers) == options_of_theirs["target_modules"]
+    assert options == {key: options_of_theirs[key] for key in options}
 
 
 def test_names_of_transformers_4_are_read(tmp_path):

@@ -246,6 +246,7 @@ PROMPT_TUNED = {
 }
 
 
+@pytest.mark.variants(name=("VPT deep", "ML-VPT on DINOv2"))  # whole models of the others are in test_official.py
 @pytest.mark.parametrize("name", PROMPT_TUNED)
 def test_the_backbone_of_a_prompt_tuned_model_is_loaded_and_other_tensors_are_listed(tmp_path, name):
     (others, class_token), tensors = PROMPT_TUNED[name], random_tensors(name)

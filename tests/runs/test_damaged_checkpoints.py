@@ -81,10 +81,16 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize(("how", "says"), DAMAGE.values(), ids=DAMAGE)
-def test_the_checkpoint_before_is_used(folder, how, says, training, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "training"),
+    [
+        *((case, True) for case in DAMAGE),
+        *((case, False) for case in ("damaged files", "half the notes", "another number")),
+    ],
+)
+def test_the_checkpoint_before_is_used(folder, case, training, capsys, monkeypatch):
     """A training removes the damaged one, an evaluation leaves it."""
+    how, says = DAMAGE[case]
     how(folder.path / CHECKPOINTS / "9", monkeypatch)
     newest = max(int(entry.name) for entry in (folder / CHECKPOINTS).iterdir())
     state = make_state(0)

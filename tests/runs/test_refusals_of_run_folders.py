@@ -201,14 +201,6 @@ def steps(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def place(run, steps, tmp_path):
-    """A folder with a run that has a model, and one that has checkpoints of three steps."""
-    run("published").copy(tmp_path / "model")
-    shutil.copytree(steps, tmp_path / "steps")
-    return tmp_path
-
-
 def model(at) -> RunFolder:
     return RunFolder(at / "model")
 
@@ -291,20 +283,6 @@ READING = [
         lambda folder: require_same_frozen(folder, assemble(read_config(folder), SPACE, load_backbone=False)),
         "differ from the weights that {at}/model was trained with; put",
     ),
-    of_steps("no such step", "/checkpoints has checkpoints of steps 3, 5, 8, not of 6", {}, step=6),
-    of_steps(
-        "a damaged step",
-        "checkpoint 5 in {at}/steps/checkpoints is damaged; name another one of steps 3, 8, or leave --checkpoint out",
-        {5: "selected"},
-        step=5,
-        writing=False,
-    ),
-    of_steps(
-        "only damaged steps",
-        "every checkpoint in {at}/steps/checkpoints is damaged (8, 5, 3); restore a copy",
-        {3: "state", 5: "state", 8: "selected"},
-    ),
-    of_steps("a model of another shape", "is damaged", {}, size=5),
 ]
 
 # What can happen to a file with an object in JSON, or with arrays.
@@ -352,6 +330,30 @@ DAMAGE = [
     of_array("together", lambda array: np.array([[len(CLASSES)], [0], [1]])),
     of_array("co_group", lambda array: array + 99, "its groups should be below "),
     of_file("frozen.safetensors", "without tensors", b"{}"),
+]
+
+
+@each([*READING, *DAMAGE])
+def test_a_model_that_is_refused(case, run, tmp_path):
+    run("published").copy(tmp_path / "model")
+    case.check(tmp_path)
+
+
+STEPS = [
+    of_steps("no such step", "/checkpoints has checkpoints of steps 3, 5, 8, not of 6", {}, step=6),
+    of_steps(
+        "a damaged step",
+        "checkpoint 5 in {at}/steps/checkpoints is damaged; name another one of steps 3, 8, or leave --checkpoint out",
+        {5: "selected"},
+        step=5,
+        writing=False,
+    ),
+    of_steps(
+        "only damaged steps",
+        "every checkpoint in {at}/steps/checkpoints is damaged (8, 5, 3); restore a copy",
+        {3: "state", 5: "state", 8: "selected"},
+    ),
+    of_steps("a model of another shape", "is damaged", {}, size=5),
     damaged(
         "metadata without end",
         lambda at: RunFolder(at / "steps"),
@@ -363,6 +365,7 @@ DAMAGE = [
 ]
 
 
-@each([*READING, *DAMAGE])
-def test_damage(case, place):
-    case.check(place)
+@each(STEPS)
+def test_steps_that_are_refused(case, steps, tmp_path):
+    shutil.copytree(steps, tmp_path / "steps")
+    case.check(tmp_path)
