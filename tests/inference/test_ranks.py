@@ -21,7 +21,6 @@ def test_a_rank_is_the_logit_standardized_over_the_readable_images():
     values = np.array([ranks(row) for row in draw])
     np.testing.assert_allclose(values.mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(values.std(axis=0), [1, 1, 0], atol=1e-6)
-    np.testing.assert_allclose(values[:, 1], (draw[:, 1] - draw[:, 1].mean()) / draw[:, 1].std(), rtol=1e-5)
     assert Ranks.of(outputs((draw[:7], range(7), [1] * 7))) is None
     assert LEAST_IMAGES == 8
 
@@ -38,8 +37,6 @@ def test_a_ranked_prediction_assigns_labels_by_rank(capsys):
     results = predictor(images, batch_size=4)
     assert results[9].error
     assert results[9].ranks is None
-    red = np.array([r.ranks["red"] for r in results if r.ranks])
-    np.testing.assert_allclose([red.mean(), red.std()], [0, 1], atol=1e-5)
     assert results[10].labels == ("red",), "its score of the other labels is that of all images"
     assert results[10].ranks["red"] > LEAST_RANK
     assert results[10].ranks["green"] == 0
