@@ -91,7 +91,7 @@ LAYOUT_NAMES = ("q2l", "ml_decoder_resnet", "ml_gcn", "add_gcn")
 UNUSED = ("num_batches_tracked", "backbone.1.pe", "A", "mask_mat")
 
 
-@pytest.mark.variants("wrapper", layout=("q2l", "ml_decoder_resnet"))
+@pytest.mark.variants(wrapper=("",), layout=("q2l", "ml_decoder_resnet"))
 @pytest.mark.parametrize("wrapper", ["", "module.", "state_dict.module."])
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
 def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
