@@ -78,7 +78,7 @@ def config_of(name: str):
 
 # By default, each kind of head once, and MLMoE.
 DEFAULT = (*{kind: name for name, (kind, _) in reversed(CASES.items())}.values(), "mlmoe")
-# Those with dropout and products in half precision.
+# Those with dropout.
 DEEP = [name for name, (kind, _) in CASES.items() if kind in ("query", "routed_experts", "cnn_rnn")]
 
 
@@ -208,8 +208,8 @@ def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(na
     assert bool(calls(trace(name, train=True)[0], "random_bits")) == (name in DEEP)
 
 
-@pytest.mark.variants(name=("ml_decoder", "dr_moe", "cnn_rnn"))
-@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.variants(name=("ml_decoder", "dr_moe", "add_gcn"))
+@pytest.mark.parametrize("name", [*DEEP, "ml_gcn", "add_gcn"])
 def test_half_precision_is_only_internal(name):
     draw = np.random.default_rng(0)
     heads = [drawn(lambda dtype=dtype: make_head(name, dtype=dtype), 0.3) for dtype in (None, jnp.bfloat16)]

@@ -155,27 +155,6 @@ def test_softmax_cross_entropy_sums_to_that_of_the_image():
 
 
 # ------------------------------------------------------------------------------------------------- losses of a config
-@pytest.mark.parametrize(
-    ("kind", "changes", "expected"),
-    [
-        (
-            "asymmetric",
-            {"gamma_neg": 3.0, "gamma_pos": 1.0, "clip": 0.05, "eps": 1e-3},
-            lambda x, y: losses.asymmetric_loss(x, y, gamma_neg=3, gamma_pos=1, clip=0.05, eps=1e-3),
-        ),
-        ("bce", {"positive_weight": 2.0}, lambda x, y: losses.binary_cross_entropy(x, y, positive_weight=2)),
-        ("focal", {"gamma": 3.0, "gamma_neg": 7.0}, lambda x, y: losses.focal_loss(x, y, gamma=3)),
-        ("softmax", {}, losses.softmax_cross_entropy),
-    ],
-)
-def test_a_builder_reads_the_settings_of_its_loss(kind, changes, expected):
-    settings = default_config().loss
-    settings.update(changes)
-    x, y = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([[1.0, 0.0, 0.0]])
-    examples = losses.Examples(y, jnp.ones_like(y), jnp.ones(1))
-    np.testing.assert_allclose(LOSSES[kind](settings)(x, examples), expected(x, y), rtol=1e-6)
-
-
 def test_training_labels_are_counted_only_if_a_loss_depends_on_them():
     class Never(TrainingLabels):
         def _parts(self):

@@ -190,7 +190,7 @@ def test_unknown_labels_count_as_configured(kind):
     assert ignored[0] != absent[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOSSES)
 def test_padding_has_no_effect(kind):
     mode, training, batch = "selective" if kind == "csl" else "auto", training_of(kind), batch_of(CODES)
     loss = settings(kind, unknown=mode, likelihood_topk=1)

@@ -115,17 +115,6 @@ def test_head_is_its_equations(features, expert, gate, share):
     assert apart == 0 if gate == "static" else apart > 1e-3
 
 
-@pytest.mark.variants("settings")
-@pytest.mark.parametrize("settings", ["recommended", "static", "hsq"])
-def test_gradients_reach_every_parameter(features, settings):
-    definition, params = drawn(**{**SETTINGS[settings], **SMALL})
-    gradient = jax.jit(jax.grad(lambda params: jnp.sum(definition.merge(params)(features).logits ** 2)))(params)
-    for path, slope in gradient.items():
-        assert np.abs(slope).max() > 0, path
-        if path.startswith(("experts/task", "gates")):
-            assert (np.abs(slope).reshape(K, -1).max(1) > 0).all(), f"{path} of every label"
-
-
 def test_static_gates_start_equal(features):
     gates = Gates(D, K, 4, kind="static", rngs=nnx.Rngs(0))
     np.testing.assert_allclose(gates(features.patches), np.full((1, K, 4), 1 / 4), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Text towers, from published files to scores, against transformers, and what a tower must not do."""
+"""Text towers, from published files to vectors, against transformers; inference/test_text_encoder.py has scores."""
 
 import json
 import math
@@ -11,26 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.drawn import drawn
 from helpers.paths import PARITY
-from helpers.text_towers import BACKBONES, arrays_of, small_entry, weights_file
+from helpers.text_towers import arrays_of, small_entry, weights_file
 from helpers.twins import below, error
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.layers.transformer import MLPS
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
 from mlmoe_jax.pretrained import text_towers
-from mlmoe_jax.pretrained.load import apply_rules, load_weights, recognize
+from mlmoe_jax.pretrained.load import apply_rules, recognize
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 from mlmoe_jax.pretrained.text_towers import load_text_tower
 from tools.parity import text_towers as twins
-from tools.parity import vit
 
 TOLERANCE = 2e-5
-VISION = {"width": 16, "depth": 1, "heads": 2, "patch": 7, "native": 28, "mlp_ratio": 1.5}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -60,24 +56,7 @@ def test_vectors_are_those_of_transformers(tmp_path, name):
     assert error(vectors, arrays["vectors"]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", twins.TOWERS)
-def test_scores_of_images_are_those_of_transformers(tmp_path, name):
-    """The image tower of the same file, the projection, the scale and the bias: `logits_per_image`."""
-    tower, arrays, tokens = loaded(tmp_path, name)
-    entry, similarity = catalog.entry(BACKBONES[name]).shape, tower.similarity
-    settings = {key: getattr(entry, key) for key in ("mlp", "eps", "patch_bias", "pre_norm", "class_token")}
-    vision = nnx.eval_shape(lambda: ViT(ViTShape(**VISION, **settings), rngs=nnx.Rngs(0)))
-    load_weights(vision, tmp_path / "model.safetensors")
-    features = vision(jnp.asarray(vit.image(3, 4, 4))).cls
-    if similarity.projection is not None:
-        features = features @ similarity.projection[...]
-    vectors = vectors_of(tower, tokens, arrays["valid"])
-    image, text = (x / jnp.linalg.norm(x, axis=1, keepdims=True) for x in (features, vectors))
-    bias = 0 if similarity.bias is None else similarity.bias[...]
-    scores = similarity.scale[...] * image @ text.T + bias
-    assert error(scores, arrays["scores"]) < TOLERANCE
-
-
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", twins.TOWERS)
 def test_gradients_are_those_of_transformers(tmp_path, name):
     tower, arrays, tokens = loaded(tmp_path, name)
@@ -101,7 +80,7 @@ def test_gradients_are_those_of_transformers(tmp_path, name):
         assert error(ours[path], reference[rows] if path == "token_embed" else reference) < 1e-4
 
 
-FULL, SMALL = tuple(twins.FULL), ("clip_vitb16", "siglip2_vitb16_224")
+SMALL = ("clip_vitb16", "siglip2_vitb16_224")
 
 
 @pytest.mark.parametrize(
@@ -121,13 +100,6 @@ def test_names_and_parameters_are_those_of_the_source(backbone):
     mapped = apply_rules(Path(backbone), tensors, recognize(tensors, TEXT_LAYOUTS))
     assert {path: value.shape for path, value in mapped.values.items()} == ours
     assert not mapped.unused
-
-
-def test_the_published_numbers_of_parameters():
-    """OpenCLIP's docs/model_profile.csv has 63.43 M and 123.65 M for CLIP, projection included."""
-    counts = json.loads((PARITY / "text_towers.json").read_text())
-    assert [counts[name]["parameters"] for name in ("clip_vitb16", "clip_vitl14")] == [63_428_096, 123_650_304]
-    assert counts["siglip2_vitb16_224"]["parameters"] == 282_303_744
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -206,55 +178,19 @@ def test_the_image_tower_is_not_read(tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------------- traps
-def padded_to(length: int, arrays, tokens):
-    return tokens[:, :length], arrays["valid"][:, :length]
-
-
 def test_siglip_needs_all_64_tokens(tmp_path):
     """Padded to the longest text only, the vectors would be others."""
     tower, arrays, tokens = loaded(tmp_path, "siglip2")
-    short = arrays["valid"].sum(1) < 10
     with pytest.raises(ValueError, match="SigLIP reads 64 tokens with padding, not 10"):
-        tower(*(x[short] for x in padded_to(10, arrays, tokens)))
-
-
-def test_siglip_attends_to_padding(tmp_path):
-    """With a mask over the padding, the vectors would be others."""
-    tower, arrays, tokens = loaded(tmp_path, "siglip2")
-    vectors = vectors_of(tower, tokens, arrays["valid"])
-    np.testing.assert_array_equal(vectors, vectors_of(tower, tokens, np.ones_like(arrays["valid"])))
-    padding = np.flatnonzero(~arrays["valid"].all(0))[-2]
-    changed = tokens.copy()
-    changed[:, padding] = tokens[10, 0]
-    assert error(vectors_of(tower, changed, arrays["valid"]), np.asarray(vectors)) > 1e-3
+        tower(tokens[:, :10], arrays["valid"][:, :10])
 
 
 def test_clip_ends_at_the_first_end_token(tmp_path):
-    """What follows the end token, such as OpenCLIP's padding with 0 or a second end token, changes nothing."""
+    """What follows the end token, such as OpenCLIP's padding with 0, changes nothing."""
     tower, arrays, tokens = loaded(tmp_path, "clip_gelu")
     vectors = np.asarray(vectors_of(tower, tokens, arrays["valid"]))
     zeros = np.where(arrays["valid"], tokens, 0)
     assert error(vectors_of(tower, zeros, arrays["valid"]), vectors) < 1e-6
-    length = int(arrays["valid"][:9].sum(1).max())
-    short = padded_to(length, arrays, tokens)
-    assert error(vectors_of(tower, *(x[:9] for x in short)), vectors[:9]) < TOLERANCE
-    start = np.where(tokens == tokens[0, 1], tokens[0, 0], tokens)  # without an end token, another place is read
-    assert error(vectors_of(tower, start, arrays["valid"]), vectors) > 1e-2
-
-
-def test_a_token_of_clip_sees_no_later_token(tmp_path):
-    tower, _, tokens = loaded(tmp_path, "clip_gelu")
-    seen = jax.vjp(lambda table: run_on(tower, table, tokens[10:11]), tower.token_embed[...])[1]
-    end = tokens[10].argmax()
-    slope = seen(jnp.ones((1, twins.SIZES["output"])))[0]
-    used = set(np.flatnonzero(np.abs(slope).sum(1)))
-    assert used == set(tokens[10, : end + 1])
-
-
-def run_on(tower, table, tokens):
-    definition, state = nnx.split(tower)
-    state["token_embed"] = state["token_embed"].replace(table)
-    return nnx.merge(definition, state)(tokens, np.ones(tokens.shape, bool))
 
 
 def test_every_family_has_its_activation():
@@ -264,16 +200,6 @@ def test_every_family_has_its_activation():
     for prefix, mlp in families.items():
         assert {kind for name, kind in kinds.items() if name.startswith(prefix)} == {mlp}
     assert set(kinds.values()) <= set(MLPS)
-
-
-@pytest.mark.parametrize("name", twins.TOWERS)
-def test_the_activations_differ_by_more_than_the_tolerance(tmp_path, name):
-    """So that the comparison with transformers shows a wrong one."""
-    tower, arrays, tokens = loaded(tmp_path, name)
-    other = drawn(lambda: MLPS["gelu" if name != "clip_gelu" else "gelu_tanh"](2, 2, rngs=nnx.Rngs(0))).activation
-    for block in tower.blocks:
-        block.mlp.activation = other
-    assert error(vectors_of(tower, tokens, arrays["valid"]), arrays["vectors"]) > 2 * TOLERANCE
 
 
 @pytest.mark.parametrize("backbone", TEXT_CATALOG)

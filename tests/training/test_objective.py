@@ -98,31 +98,6 @@ def test_penalties_are_means_over_real_images():
     np.testing.assert_allclose(total, plain + 2.5, rtol=1e-6)
 
 
-@pytest.mark.variants("reduction", "kind")
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal"])
-def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
-    batch, prediction, settings = drawn_batch(B, 4, K), make_prediction(), loss_settings(kind=kind, reduce=reduction)
-    batch["mask"][[1, 6]] = 0
-    batch["label_mask"][3, 2] = batch["label_mask"][5] = 0
-    loss, gradient = value_and_gradient(settings, prediction, batch)
-    counts = batch["label_mask"] * batch["mask"][:, None] > 0
-    assert np.all((np.asarray(gradient) != 0) == counts)
-
-    label, logits = batch["label"].copy(), np.array(prediction.logits)
-    label[~counts] = 1 - label[~counts]
-    logits[~counts] = np.where(np.arange((~counts).sum()) % 2, 1e30, -1e30)
-    other = value_and_gradient(settings, Prediction(jnp.asarray(logits)), {**batch, "label": label})
-    np.testing.assert_array_equal(other[0], loss)
-    np.testing.assert_array_equal(other[1], gradient)
-
-    kept = [row for row in range(B) if row not in (1, 6)]
-    without = {name: value[kept] for name, value in batch.items()}
-    np.testing.assert_allclose(
-        value_and_gradient(settings, Prediction(np.asarray(prediction.logits)[kept]), without)[0], loss, rtol=1e-6
-    )
-
-
 # ------------------------------------------------------------------------------------------------- balanced losses
 @pytest.mark.parametrize(
     ("difficult", "weights"),

@@ -124,16 +124,6 @@ def test_a_start_far_away_leads_to_the_same_minimum():
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("images", "width"), [(12, 30), (40, 9)])
-def test_a_rotation_keeps_the_features_and_their_distances(images, width):
-    features, _ = problem(images, width)
-    found = rotate(features)
-    np.testing.assert_allclose(found.axes.T @ found.axes, np.eye(min(images - 1, width)), atol=1e-5)
-    np.testing.assert_allclose(found.mean + found.values @ found.axes.T, features, atol=1e-5)
-    squares = (found.values**2).sum(axis=0)
-    assert (np.diff(squares) <= 1e-3 * squares[:-1]).all(), "widest first"
-
-
 @pytest.mark.slow
 def test_few_images_have_fewer_folds():
     features, codes = problem(3, 5)
@@ -181,27 +171,6 @@ def test_a_fit_drawn_towards_classifiers_is_a_fit_of_the_rest_with_offsets(width
     np.testing.assert_array_less(
         np.linalg.norm(step, axis=0), 2e-3 * np.linalg.norm(found.kernel - origin.kernel, axis=0)
     )
-
-
-def test_a_fit_towards_zero_is_the_fit_without_an_origin():
-    features, codes = problem(60, 20)
-    plain = fit_logistic(features, codes)
-    drawn = fit_logistic(features, codes, origin=Origin.zero(20, 4))
-    np.testing.assert_array_equal(drawn.kernel, plain.kernel)
-    np.testing.assert_array_equal(drawn.bias, plain.bias)
-    assert (drawn.losses, drawn.penalty) == (plain.losses, plain.penalty)
-
-
-def test_the_loss_decides_between_the_origins():
-    features, codes = problem(500, 40)
-    held, few = take(slice(300, None), features, codes), take(slice(40), features, codes)
-    plain = fit_logistic(*few)
-    near = fit_logistic(*few, origin=(origin := truth(*held)))
-    assert near.origin is origin
-    assert near.losses[near.penalty] < plain.losses[plain.penalty]
-    far = fit_logistic(*few, origin=Origin(-origin.kernel, origin.bias))
-    assert not far.origin.kernel.any()
-    np.testing.assert_array_equal(far.kernel, plain.kernel)
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["vectors that fit", "vectors that do not"])

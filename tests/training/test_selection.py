@@ -57,15 +57,6 @@ def test_notes_do_not_change_with_later_rounds():
     }
 
 
-def test_the_text_names_the_selected_values_and_the_reason():
-    selection = Selection(START, "mAP_envelope")
-    consider(selection, 120, raw=0.5, ema=0.61239)
-    assert str(selection) == "ema weights of step 120 (best mAP_envelope on val, 61.24 %)"
-    selection.keep(200, "raw", "", START)
-    assert str(selection) == "raw weights of step 200 (the last)"
-    assert str(Selection(START, kind="imported")) == "imported weights of step 0 (the last)"
-
-
 @pytest.mark.parametrize(("select_on", "split"), [("val", "dev"), ("none", "dev"), ("test", "first")])
 def test_the_split_for_selection(select_on, split):
     config = default_config()
