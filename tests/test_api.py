@@ -65,16 +65,6 @@ def test_training_and_evaluation_agree(page):
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_write_the_samples_that_are_asked_for(page):
-    config, index = page["config"].copy_and_resolve_references(), Path("runs/api/samples/index.json")
-    config.report.samples = 2
-    assert mm.train(config, "runs/api").keys() == page["results"].keys()
-    assert len(json.loads(index.read_text())["samples"]) == 2
-    mm.evaluate("runs/api", {"report.samples": 3})
-    assert len(json.loads(index.read_text())["samples"]) == 3
-
-
-@pytest.mark.slow
 def test_the_predictor_labels_every_image(page):
     results = page["predictor"](list(page["images"]), top_k=2)
     assert [len(result.labels) for result in results] == [2, 2, 2]

@@ -203,12 +203,6 @@ def test_the_table_of_packages_is_that_of_the_code():
             assert (ROOT / package / name).exists(), f"{package}/{name}"
 
 
-def test_every_file_that_the_page_links_to_exists():
-    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", PAGE)
-    assert len(links) > 20
-    assert not [link for link in links if not (REPOSITORY / "docs" / link).exists()]
-
-
 def test_the_page_gives_a_reason_for_every_library():
     table = PAGE.partition("## Libraries")[2].partition("\n## ")[0]
     named = {

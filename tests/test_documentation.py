@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -100,12 +98,3 @@ def test_the_chart_has_the_numbers_of_the_page():
     for name, (test, shift) in draw_digits.read_results(page).items():
         assert f">{name}<" in chart
         assert f">{shift:.1f} | {test:.1f}<" in chart, "run python -m tools.docs.draw_digits"
-
-
-# -------------------------------------------------------------------------------------------------------------- tests
-def test_tests_of_tools_are_left_to_all():
-    """Also if they are named alone, so that no other folder brings the switch or the helpers."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "--override-ini=addopts="]
-    command.append("tools/tests/test_faults.py")
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert "no tests collected (1 deselected)" in done.stdout.splitlines()[-1], done.stdout + done.stderr

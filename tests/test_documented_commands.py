@@ -240,17 +240,6 @@ def test_the_documented_commands_on_digits_run(place, page):
 
 
 @pytest.mark.slow
-def test_the_images_to_label_next_are_chosen_as_documented(place):
-    (place / "runs" / "photos").symlink_to("probe")
-    (shown,) = blocks(REPOSITORY / "docs" / "labels.md", "bash", "What to label next")
-    assert len(run_shell(place, shown.text)) == 1
-    (place / "runs" / "photos").unlink()
-    rows = (place / "runs" / "probe" / "selected.csv").read_text().splitlines()
-    assert rows[0].startswith("image,rank,uncertainty,distance,labels,error,")
-    assert len(rows) == 11
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_a_documented_program_runs(block: Block, place):
     program = f"from helpers import tiny\ntiny.use_scenes()\n{block.text}"

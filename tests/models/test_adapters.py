@@ -269,13 +269,3 @@ def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
     assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
     assert adapter_section("lora").entries["rank"].allowed == "an integer of at least 1 and at most 4,096"
-
-
-def test_adapters_are_described():
-    config = default_config()
-    for name, settings in (("dora", {}), ("bitfit", {}), ("ssf", {"targets": ("fc1",)}), ("adaptformer", {})):
-        use_adapter(config, name, **settings)
-    words = "AdaptFormer (bottleneck 64) and BitFit and DoRA (rank 8; query, value) and SSF (fc1)"
-    assert describe_adapters(config) == words
-    use_adapter(config, "lora", rank_stabilized=True)
-    assert "and rsLoRA (rank 8; query, value)" in describe_adapters(config)

@@ -1,6 +1,7 @@
 """Queries that are computed from the vectors of the label names, in every head with queries."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def config_of(kind, prompts, settings):
     head = config.model.head
     head.kind, head.names, config.model.prompts.kind = kind, "labels.safetensors", prompts
     config.model.prompts.num_groups, config.model.prompts.per_group = GROUPS, PER_GROUP
-    head.decoder.update({"width": D, "heads": 4, "hidden": 12, "encoder_layers": 1, "decoder_layers": 2})
+    head.decoder.update({"width": D, "heads": 4, "hidden": 12, "encoder_layers": 0, "decoder_layers": 1})
     head.routing.update({"expert_hidden": 9, "gate_hidden": 10})
     for key, value in settings.items():
         section, leaf = key.split(".")
@@ -52,13 +53,17 @@ def space_of(labels: int, vectors=None) -> LabelSpace:
     return replace(space, name_vectors=replace(vectors, names=space.names, vectors=vectors.vectors[:labels]))
 
 
-def head_of(name: str, labels: int = K):
-    """Return a head with drawn values, which are equal for any number of labels where their shapes are."""
+def split_head(name: str, space: LabelSpace):
+    """Return the structure, the parameters and the statistics of a head, without computing initial values."""
     config = config_of(*HEADS[name])
-    head = head_class(config).from_config(config, D, space_of(labels), dtype=None, rngs=nnx.Rngs(0))
-    definition, params, stats = ModelDef.split(head)
-    values = {path: normal(value.shape, sum(map(ord, path))) for path, value in params.items()}
-    return definition.merge(values, stats), values
+    build = lambda: head_class(config).from_config(config, D, space, dtype=None, rngs=nnx.Rngs(0))  # noqa: E731
+    return ModelDef.split(nnx.eval_shape(build))
+
+
+def drawn_head(name: str, labels: int = K):
+    """Return the structure of a head, and drawn values, equal for any number of labels where their shapes are."""
+    definition, params, _ = split_head(name, space_of(labels))
+    return definition, {path: normal(value.shape, sum(map(ord, path))) for path, value in params.items()}
 
 
 def features() -> Features:
@@ -66,56 +71,52 @@ def features() -> Features:
     return Features(None, jnp.asarray(prompts), jnp.asarray(patches), (2, 3))
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_queries_are_projected_vectors(name):
-    head, values = head_of(name)
-    assert "decoder/queries" not in values
+@partial(jax.jit, static_argnums=0)
+def logits_of(definition, values):
+    return definition.merge(values)(features()).logits
+
+
+@partial(jax.jit, static_argnums=0)
+def queries_of(definition, values):
+    return definition.merge(values).decoder.name_queries()
+
+
+def test_queries_are_projected_vectors():
+    definition, values = drawn_head("Q2L")
     kernel, bias = (values[f"decoder/name_queries/projection/{part}"] for part in ("kernel", "bias"))
     vectors = space_of(K).name_vectors.vectors * np.sqrt(NAME_WIDTH)
     expected = np.maximum(vectors @ kernel + bias, 0)
-    np.testing.assert_allclose(head.decoder.name_queries(), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(queries_of(definition, values), expected, rtol=2e-5, atol=2e-6)
     assert (expected > 0).any()
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_computes_what_it_does_with_learned_queries_of_these_values(name):
-    head, values = head_of(name)
-    kind, prompts, settings = HEADS[name]
-    config = config_of(kind, prompts, settings)
-    plain = replace(space_of(K), name_vectors=None)
-    learned = head_class(config).from_config(config, D, plain, dtype=None, rngs=nnx.Rngs(0))
-    definition, params, stats = ModelDef.split(learned)
-    given = {path: values.get(path) for path in params} | {"decoder/queries": head.decoder.name_queries()}
-    if kind == "query":  # the one classifier of all labels, as one per label
+    definition, values = drawn_head(name)
+    assert "decoder/queries" not in values
+    learned, params, _ = split_head(name, replace(space_of(K), name_vectors=None))
+    given = {path: values.get(path) for path in params} | {"decoder/queries": queries_of(definition, values)}
+    if HEADS[name][0] == "query":  # the one classifier of all labels, as one per label
         weights, bias = values["classifier/kernel"], values["classifier/bias"]
         given["classifier/kernel"] = np.repeat(weights[:, :, None], K, axis=0)
         given["classifier/bias"] = np.repeat(bias, K)
-    expected = definition.merge(given, stats)(features()).logits
-    np.testing.assert_allclose(head(features()).logits, expected, rtol=2e-5, atol=2e-5)
-    attention = head.attention(features())["labels"]
-    np.testing.assert_allclose(attention, definition.merge(given, stats).attention(features())["labels"], atol=2e-6)
+    np.testing.assert_allclose(logits_of(definition, values), logits_of(learned, given), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["ML-Decoder", "MLMoE"])
-def test_the_projection_learns_and_the_vectors_do_not(name):
-    head, values = head_of(name)
-    definition, _, stats = ModelDef.split(head)
-
-    def loss(values):
-        return jnp.sum(definition.merge(values, stats)(features()).logits ** 2)
-
-    slopes = jax.grad(loss)(values)
+def test_the_projection_learns_and_the_vectors_do_not():
+    definition, values = drawn_head("ML-Decoder")
+    slopes = jax.jit(jax.grad(lambda values: jnp.sum(logits_of(definition, values) ** 2)))(values)
     assert np.abs(slopes["decoder/name_queries/projection/kernel"]).max() > 1e-6
     assert not any("vectors" in path for path in values)
 
 
 @pytest.mark.parametrize("name", ["Q2L", "ML-Decoder", "shared experts"])
 def test_a_further_name_changes_no_score_of_the_others(name):
-    head, values = head_of(name)
-    more, more_values = head_of(name, K + 2)
+    definition, values = drawn_head(name)
+    more, more_values = drawn_head(name, K + 2)
     assert {path: value.shape for path, value in more_values.items()} == {p: v.shape for p, v in values.items()}
-    assert not any(LABEL in axes for axes in ModelDef.split(more)[0].axes().values())
-    logits, further = head(features()).logits, more(features()).logits
+    assert not any(LABEL in axes for axes in more.axes().values())
+    logits, further = logits_of(definition, values), logits_of(more, more_values)
     assert further.shape == (2, K + 2)
     np.testing.assert_allclose(further[:, :K], logits, rtol=2e-6, atol=2e-6)
     assert np.abs(further[:, K] - further[:, K + 1]).min() > 1e-4

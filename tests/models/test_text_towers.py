@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.tensor_files import renamed, write
 from helpers.text_towers import arrays_of, small_entry, weights_file
 from helpers.twins import below, error
-from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.layers.transformer import MLPS
@@ -130,24 +130,15 @@ def openclip(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         (r"^vision_model\.", "visual."),
         (r"^text_model\.", ""),
     )
-    renamed = {}
-    for name, value in (tensors | joined).items():
-        for old, new in names:
-            name = re.sub(old, new, name)
-        renamed[name] = value.T if name in ("text_projection", "visual.proj") else value
-    return renamed
+    turned = ("text_projection", "visual.proj")
+    return {name: x.T if name in turned else x for name, x in renamed(tensors | joined, *names).items()}
 
 
 @pytest.mark.parametrize(("suffix", "wrapper"), [("safetensors", ""), ("npz", ""), ("safetensors", "module.")])
 def test_openclip_files_have_the_same_tower(tmp_path, suffix, wrapper):
     tower, arrays, tokens = loaded(tmp_path, "clip_gelu")
     tensors = openclip(below(arrays, "weights/"))
-    tensors = {f"{wrapper}{key}": np.ascontiguousarray(x) for key, x in tensors.items()}
-    path = tmp_path / f"open_clip_model.{suffix}"
-    if suffix == "npz":
-        np.savez(path, **tensors)
-    else:
-        save_file(tensors, path)
+    path = write(tmp_path / f"open_clip_model.{suffix}", {f"{wrapper}{key}": x for key, x in tensors.items()})
     other, again = load_text_tower(small_entry("clip_gelu").shape, path, arrays["tokens"])
     np.testing.assert_array_equal(again, tokens)
     for ours, theirs in zip(*(jax.tree.leaves(nnx.state(x)) for x in (other, tower)), strict=True):

@@ -1,20 +1,12 @@
 """The functions that test_meshes.py calls in a process with eight simulated devices; their results are JSON."""
 
-import contextlib
-import functools
-import io
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from helpers import tiny
 from helpers.bench import Bench, Line, drawn_batch, drawn_model
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.apps.tools.preflight.compile_check import Programs
@@ -23,13 +15,6 @@ from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.prompts import DeepPrompts
-from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.experts import LabelExperts
-from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
@@ -43,7 +28,7 @@ LABELS, BATCH = 10, 16
 
 
 def config_of(reference: str):
-    tiny.use_vit(patch=32)
+    tiny.use()
     config = load_config(reference, [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     config.model.head.decoder.update({"heads": 2, "hidden": 16, "dropout": 0.0})
@@ -117,51 +102,6 @@ def differences(reference: str, meshes: list, accumulate: int) -> dict:
     return on_meshes(meshes, outcome, compare, before=lambda: config.train.update(split))[1]
 
 
-class Normalized(nnx.Module):
-    """A model behind a batch norm, whose statistics are those of the global batch."""
-
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.norm = BatchNorm(3, mode="trainable")
-        self.model = Classifier(
-            ViT(ViTShape(width=16, depth=2, heads=2, patch=4, native=8), rngs=rngs),
-            DeepPrompts(2, 16, 4, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
-            GroupExpertsHead(16, {"co": [0, 1, 0], "dc": [1, 1, 0]}, groups=2, per_group=2, hidden=3, rngs=rngs),
-            final_norm=True,
-            precision="default",
-        )
-
-    def __call__(self, image, *, labels=None, rngs=None):
-        return self.model(self.norm(image))
-
-
-def batch_norm_gaps(meshes: list) -> dict:
-    """Return how far a step with batch norm moves the values, and per mesh the largest difference from one device."""
-    config = default_config()
-    config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, "co_gate": 1.0, "dc_gate": 1.0}
-    config.augment.cutout, config.ema.decay = 0.5, 0.5
-    config.optim.schedule, config.optim.name, config.optim.learning_rate = "constant", "sgd", 1e-4
-    model, draw = nnx.eval_shape(Normalized), np.random.default_rng(0)
-    values = jax.tree.map(lambda x: jnp.asarray(0.2 * draw.normal(size=x.shape) ** 2, x.dtype), nnx.state(model))
-    nnx.update(model, values)
-    config.trainable = ((r"backbone/", False), (r"", True))
-    trainable, _ = split_trainable(ModelDef.split(model)[1], config.trainable)
-    batch = drawn_batch(8, 8, 3)
-    batch["label_mask"] = draw.integers(0, 2, (8, 3)).astype(np.float32)
-    batch["mask"][5:] = 0  # unequal on the devices
-
-    def outcome(mesh):
-        bench = Bench(config, model, 3, side=8, mesh=mesh)
-        state, (metrics,) = bench.run(batch)
-        output = bench.steps.eval_step(state.raw(), state.frozen, bench.shard(batch))
-        assert output["logits"].sharding.is_fully_replicated
-        return jax.device_get({"state": state.raw(), "ema": state.ema, "metrics": metrics, "output": output})
-
-    reference, found = on_meshes(meshes, outcome, largest_gap)
-    moved = max(float(np.abs(reference["state"][path] - value).max()) for path, value in trainable.items())
-    return {"moved": moved, "gaps": found}
-
-
 def estimate_gaps(kind: str, meshes: list) -> dict:
     """Return per mesh the largest difference from one device after three steps of a loss with values per image.
 
@@ -218,23 +158,6 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
     return all(jax.tree.leaves(same)) and bool(np.isclose(*losses, rtol=1e-5))
 
 
-def after_damage(folder: str) -> dict:
-    """Truncate the files of the newer of two checkpoints; return the restored step and the lines on stderr."""
-    over_experts = NamedSharding(mesh_of((1, 1, 8)), PartitionSpec("expert"))
-    noise = np.random.default_rng(0).normal(size=(40, 8, 512)).astype(np.float32)
-    values = {str(number): jax.device_put(array, over_experts) for number, array in enumerate(noise)}
-    with checkpoint.open_manager(RunFolder(folder)) as manager:
-        for step in (1, 2):
-            checkpoint.save(manager, step, values, values, {})
-            manager.wait_until_finished()
-    for file in (Path(folder) / "checkpoints" / "2").rglob("ocdbt.process_0/d/*"):
-        os.truncate(file, 100)
-    stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr), checkpoint.open_manager(RunFolder(folder)) as manager:
-        back = checkpoint.restore(manager, selected=values, state=values)
-    return {"step": back.step, "lines": stderr.getvalue().splitlines()}
-
-
 def backbone_flops(reference: str, meshes: list) -> list[float]:
     """Return the FLOPs per device of the backbone's forward pass on each mesh."""
     config, flops = config_of(reference), []
@@ -252,43 +175,6 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
         lowered = jax.jit(features).lower({**state.raw(), **state.frozen}, image)
         flops.append(lowered.compile().cost_analysis()["flops"])
     return flops
-
-
-def bank_forms(labels: int, sizes: list) -> dict:
-    """Return the difference of sharded task experts' outputs and gradients from one device, and their collectives.
-
-    Features are sharded by label, as in the head. Collectives are those of the forward pass, if the labels divide over
-    the devices.
-    """
-    mesh = mesh_of(sizes)
-    draw = np.random.default_rng(0)
-    features = jnp.asarray(draw.normal(size=(BATCH, labels, 12)), jnp.float32)
-    weight = jnp.asarray(draw.normal(size=(BATCH, labels, 2, 6)), jnp.float32)
-
-    bank = LabelExperts(12, labels, hidden=6, shared=0, task=2, rngs=nnx.Rngs(0))
-    definition, state = nnx.split(bank)
-
-    def outputs(state, features, mesh=mesh):
-        with partition.use_mesh(mesh):
-            return nnx.merge(definition, state)(features)[0]
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def both(state, features, mesh):
-        loss = lambda state, features: jnp.sum(weight * outputs(state, features, mesh) ** 2)  # noqa: E731
-        return outputs(state, features, mesh), jax.grad(loss, (0, 1))(state, features)
-
-    reference, whole = jax.device_get(both(state, features, None)), labels % sizes[2] == 0
-    over_both = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "expert"))
-    if whole:
-        state = jax.device_put(state, NamedSharding(mesh, PartitionSpec("expert")))
-        features = jax.device_put(features, over_both)
-    found = jax.device_get(both(state, features, mesh))
-    gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max() / np.abs(b).max()), found, reference)
-    found = {"gap": max(jax.tree.leaves(gaps)), "collectives": []}
-    if whole:
-        text = jax.jit(outputs, out_shardings=over_both).lower(state, features).compile().as_text()
-        found["collectives"] = [one.kind for one in hlo.collectives(text, len(jax.devices()))]
-    return found
 
 
 def importance_gaps(meshes: list) -> dict:

@@ -23,7 +23,7 @@ from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _name_tensors, export_official
-from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
+from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD
 from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
@@ -124,18 +124,6 @@ def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     same({path: taken[path] for path in head}, head)
     assert any((taken[path] != values[path]).any() for path in values if path.startswith("backbone/"))
     assert "only a head; the backbone is the pretrained vit_digits" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("run")
-def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
-    config = head_config("q2l_resnet101")
-    values = all_values(drawn_parts(config, SPACE))
-    tensors = _name_tensors(Q2L_LAYOUT, jax.device_get(values))
-    assert {"backbone.0.body.conv1.weight", "transformer.decoder.layers.1.norm3.bias", "fc.W"} <= set(tensors)
-    tensors["backbone.1.pe"] = np.zeros((1, 16, 2, 2), np.float32)
-    np.savez(tmp_path / "q2l.npz", **{f"module.{name}": tensor for name, tensor in tensors.items()})
-    config.init_from = str(tmp_path / "q2l.npz")
-    same(all_values(initial_parts(config, SPACE)), values)
 
 
 @pytest.mark.slow

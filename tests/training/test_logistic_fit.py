@@ -141,6 +141,7 @@ def test_keys_about_steps_have_no_effect(finished, tmp_path):
     assert folder.read_json("results.json") == finished[0].read_json("results.json")
 
 
+@pytest.mark.variants("projects")
 @pytest.mark.parametrize("projects", [True, False], ids=["projected", "not projected"])
 def test_with_vectors_of_names_the_fit_is_of_normalized_features_and_starts_from_the_vectors(
     tmp_path, capsys, projects

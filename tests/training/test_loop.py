@@ -1,8 +1,5 @@
 """The training loop as a whole: what a training writes, what it selects, and the four sources of initial values."""
 
-import dataclasses
-import io
-
 import jax
 import numpy as np
 import pytest
@@ -66,23 +63,6 @@ def test_the_order_within_a_step_is_the_one_that_an_exact_resume_needs(run, tmp_
     of_step = {step: [f"step {step}", f"row {step}", f"save {step} of {step}"] for step in range(MIDDLE + 1, STEPS + 1)}
     of_step[STEPS].insert(1, "evaluated True")
     assert events == [event for step in of_step.values() for event in step]
-
-
-def rewrite_label_space(folder: RunFolder, **changes) -> None:
-    buffer = io.BytesIO()
-    dataclasses.replace(read_run(folder)[1], **changes).save(buffer)
-    folder.write_bytes("label_space.npz", buffer.getvalue())
-
-
-def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(run, tmp_path, refusal):
-    copied, config, *_ = run("probe", "stopped").copy(tmp_path / "run")
-    _, space = read_run(copied)
-    counted_otherwise = space.positives + 1  # as another version of a library might
-    rewrite_label_space(copied, positives=counted_otherwise)
-    train(config, copied)
-    np.testing.assert_array_equal(read_run(copied)[1].positives, counted_otherwise)
-    rewrite_label_space(copied, names=space.names[::-1])
-    assert "other labels than the data has now" in refusal(train, config, copied)
 
 
 @pytest.mark.slow

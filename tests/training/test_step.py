@@ -161,7 +161,8 @@ def test_each_part_has_its_own_random_numbers():
 
 
 def test_all_randomness_comes_from_seed_and_step():
-    bench, other, batch = toy_bench(noise=1.0), toy_bench(seed=1, noise=1.0), make_batch()
+    bench, other = (toy_bench(seed=seed, noise=1.0, mix="mixup") for seed in (0, 1))
+    batch = make_batch()
     state, log = bench.run(batch, 3)
     repeated, log_again = bench.run(batch, 3)
     assert same(state, repeated)

@@ -1,11 +1,15 @@
 """The data of a training: its labels, and what it says about them when it starts from a run on other data."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from helpers.tables import settings, write
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.training.initialization import Resumed, RunOrigin
 from mlmoe_jax.training.training_data import open_training_data
@@ -43,9 +47,14 @@ def started(tmp_path):
 
 def begin(folder: RunFolder, data) -> None:
     """Write what a run on some data writes at its start."""
-    with folder.writing(), open(folder / "label_space.npz", "wb") as file:
-        data.label_space.save(file)
+    write_label_space(folder, data.label_space)
+    with folder.writing():
         data.images.write(folder)
+
+
+def write_label_space(folder: RunFolder, space: LabelSpace) -> None:
+    with folder.writing(), open(folder / "label_space.npz", "wb") as file:
+        space.save(file)
 
 
 REVERSED = "\n".join([ROWS[0], *ROWS[:0:-1]])
@@ -86,6 +95,18 @@ def test_a_resumed_training_reports_data_that_have_changed(started, changed, key
     assert len(warnings) == len(says)
     for warning, start in zip(warnings, says, strict=True):
         assert warning.startswith(start.format(run=folder))
+
+
+def test_a_resumed_training_keeps_the_label_space_that_it_was_trained_with(started, refusal):
+    config, folder = started
+    space = read_label_space(folder)
+    counted_otherwise = replace(space, positives=space.positives + 1)  # as another version of a library might
+    write_label_space(folder, counted_otherwise)
+    kept = open_training_data(config, Resumed(config, folder)).label_space
+    np.testing.assert_array_equal(kept.positives, counted_otherwise.positives)
+    write_label_space(folder, replace(space, names=space.names[::-1]))
+    says = refusal(open_training_data, config, Resumed(config, folder))
+    assert "other labels than the data has now" in says
 
 
 def test_evaluated_images_that_the_values_were_trained_on_are_named(started, tmp_path, caplog):
