@@ -151,7 +151,7 @@ def _size(key: str, name: str) -> str:
 
 
 def _judge_agreement(rows: dict[str, Any]) -> tuple[str, str]:
-    outcomes = [one for row in rows.values() for one in row.get("precisions", [row])]
+    outcomes = rows.values()
     wrong = [f"{one['dtype']}, precision {one['precision']}" for one in outcomes if not agreement.agrees(one)]
     largest = [max(one["gradients"] for one in outcomes if one["dtype"] == dtype) for dtype in ("float32", "bfloat16")]
     text = "gradients differ by at most {:.1e} (float32) and {:.1e} (bfloat16)".format(*largest)
