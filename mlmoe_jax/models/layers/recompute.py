@@ -18,7 +18,7 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
     CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
     this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer than
     MIN_RECOMPUTED values per image are left to XLA, because a narrow ViT has enough memory and would lose time. Where
-    the slope is not finite, the value is NaN, and the gradient is not finite in any case.
+    the first slope of an image is not finite, its values are NaN, and the gradient is not finite in any case.
 
     Args:
       residual: an array of the forward pass.
@@ -26,7 +26,8 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
     """
     if residual.size < MIN_RECOMPUTED * residual.shape[0]:
         return residual
-    return residual + (0 * slope).astype(residual.dtype)
+    first = slope[:, *[slice(1)] * (slope.ndim - 1)]
+    return residual + (0 * first).astype(residual.dtype)
 
 
 @jax.custom_vjp
