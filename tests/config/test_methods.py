@@ -1,15 +1,19 @@
-"""Each method of the ML-VPT paper from its config file: trained and frozen parameters, and cost."""
+"""Each method from its config file: trained and frozen parameters, and cost."""
 
+import jax
 import pytest
-from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits
+from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits, split
+from helpers.programs import equations
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.models.build import reads_final_norm
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runs.assemble import preprocess_for, trainable_rules
 
-BACKBONE = 86_580_480  # DINOv2-B
+BACKBONE, RESNET = 86_580_480, 42_500_160  # DINOv2-B, ResNet-101
 
 # config -> parameters that train with DINOv2-B and 80 labels (ML-VPT, table 4, to the unit)
 PUBLISHED = {
@@ -36,16 +40,29 @@ PUBLISHED = {
     "lora": 294_912 + 61_520,
     "lora:dataset=voc2007,backbone=dinov2_vits14,targets=query+fc1": 12 * 8 * (2 * 384 + 5 * 384) + 385 * 20,
 }
-
-
+# config -> all parameters and trainable parameters, with ResNet-101, without running statistics and constants
+WITH_RESNET = {
+    "q2l_resnet101": (193_906_832, 193_579_088),
+    "ml_decoder_resnet101": (RESNET + 7_150_672 + 61_440, RESNET + 7_150_672),
+    "drmoe_resnet101": (79_965_216, 79_965_216),
+    "drmoe_resnet101:preset=literal": (79_944_913, 79_944_913),
+    "drmoe_resnet101:preset=literal,dataset=voc2007": (64_077_733, 64_077_733),
+    "mlgcn_resnet101": (44_904_512, 44_904_512),
+    "addgcn_resnet101": (48_165_344, 48_165_344),
+    "pat_resnet101": (RESNET + 3 * 2049 * 80, RESNET + 3 * 2049 * 80),
+    "csra_resnet101:heads=6": (RESNET + 6 * 2048 * 80, RESNET + 6 * 2048 * 80),
+}
 LABELS = {"voc2007": 20, "nuswide": 81, "vg256": 256}
 
 
-@pytest.mark.variants(reference=("gatevpt", "e2vpt", "mlvpt_dinov2", "lora"))
-@pytest.mark.parametrize("reference", PUBLISHED)
-def test_trainable_parameters_are_those_of_the_paper(reference):
+@pytest.mark.variants(reference=("gatevpt", "e2vpt", "mlvpt_dinov2", "lora", "drmoe_resnet101"))
+@pytest.mark.parametrize("reference", [*PUBLISHED, *WITH_RESNET])
+def test_parameters_are_those_of_the_papers(reference):
     labels = next((count for name, count in LABELS.items() if name in reference), 80)
     total, trainable = counts(*abstract(reference, labels))
+    if reference in WITH_RESNET:
+        assert (total, trainable) == WITH_RESNET[reference]
+        return
     assert trainable == PUBLISHED[reference]
     if "finetune" in reference:
         assert total == trainable
@@ -93,7 +110,68 @@ def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
     assert counts(config, model) == counts(*abstract(reference))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "total"),
+    [
+        ({"expert": "ffn"}, 90_998_225),
+        ({"gate_share": "shared"}, 69_468_486),
+    ],
+)
+def test_variants_of_dr_moe(overrides, total):
+    overrides = [(f"model.head.routing.{key}", value) for key, value in overrides.items()]
+    assert counts(*abstract("drmoe_resnet101:preset=literal", 80, overrides))[0] == total
+
+
+@pytest.mark.slow
+def test_twenty_thousand_labels_own_their_numbers_and_no_more():
+    """A query of 256, an expert from 256 to 64, a classifier of 64."""
+    few, many = (counts(*abstract("drmoe_20k", labels))[1] for labels in (10_000, 20_000))
+    assert many - few == 10_000 * (256 + 256 * 64 + 64 + 64 + 1)
+
+
+@pytest.mark.variants("reference")
+@pytest.mark.usefixtures("tiny_vit")
+@pytest.mark.parametrize("reference", ["drmoe_20k", "ml_decoder_resnet101"])
+def test_nothing_has_the_size_of_all_pairs_of_labels(reference):
+    labels = 1_999  # no other size of the model
+    _, model = abstract(reference, labels, [("data.image_size", "64"), ("model.backbone.name", "vit_digits")])
+
+    def loss(params, image):
+        prediction = definition.merge(params, stats)(image)
+        return prediction.logits.sum()
+
+    definition, params, stats = ModelDef.split(model)
+    image = jax.ShapeDtypeStruct((2, 64, 64, 3), "float32")
+    program = jax.make_jaxpr(jax.grad(loss))(params, image)
+    shapes = [value.aval.shape for equation in equations(program.jaxpr) for value in equation.outvars]
+    assert any(labels in shape for shape in shapes)
+    assert not [shape for shape in shapes if shape.count(labels) > 1]
+
+
+@pytest.mark.slow
+def test_multiply_adds_of_dr_moe():
+    config, model = abstract("drmoe_resnet101:preset=literal", 80)
+    layers, extra, norms = cost.published_macs(config, model)
+    assert norms == 4 * 512 * (2 * 2 * 196 + 2 * 3 * 80 + 80)
+    assert layers + extra - norms == 33_615_732_736
+
+
 # ------------------------------------------------------------------------------------------------ two steps of each
+READING_MAPS = (
+    "q2l_resnet101",
+    "ml_decoder_resnet101",
+    "drmoe_resnet101",
+    "hsq_resnet101",
+    "mlgcn_resnet101",
+    "addgcn_resnet101",
+    "cnn_rnn_resnet101",
+    "csra_resnet101",
+    "pat_resnet101",
+    "splicemix_resnet101",
+    "mlmoe_dinov2",
+    "drmoe_20k",
+)
 METHODS = (
     "linear_probe",
     "finetune",
@@ -102,9 +180,9 @@ METHODS = (
     "e2vpt:key_values=2",
     "lora:targets=query+fc2,prompts=2",
     "mlvpt_dinov2",
-)
-# of others, with --all
-VARIANTS = (
+    *READING_MAPS,
+    "mlmoe_dinov2:prompts=false",
+    "drmoe_resnet101:preset=static",
     "dora:targets=query+fc2,prompts=2",
     "bitfit",
     "ssf:prompts=2",
@@ -119,14 +197,23 @@ VARIANTS = (
 )
 
 
+PENALTIES = {"cnn_rnn_resnet101": "loss/sequence", "drmoe_resnet101": "loss/entropy", "drmoe_20k": "loss/entropy"}
+
+
 @pytest.mark.variants(reference=("mlvpt_dinov2",))
 @pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize("reference", [*METHODS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
+@pytest.mark.parametrize("reference", METHODS)
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):
-    before, after, _ = two_steps(on_digits(reference))
-    assert (reference == "finetune") == (not before.frozen)
+    before, after, metrics = two_steps(on_digits(reference))
+    name = reference.partition(":")[0]
+    assert (name == "finetune") == (not before.frozen)
     rests = {"head/co/gate/bias", "head/dc/gate/bias"} if reference == "mlvpt_dinov2" else set()  # the code's own
-    assert_frozen_values_stay_and_others_move(before, after, biases=True, rests=rests)
+    biases = name not in READING_MAPS
+    assert_frozen_values_stay_and_others_move(before, after, biases=biases, rests=rests)
+    if name in READING_MAPS:
+        assert set(metrics) - {"loss", "loss/logits", "gradient_norm"} == (
+            {PENALTIES[name]} if name in PENALTIES else set()
+        )
 
 
 @pytest.mark.slow
@@ -159,3 +246,37 @@ def test_configs_for_dinov3_differ_from_those_for_dinov2_in_the_backbone_only():
         ours, theirs = (load_config(f"{name[:-1]}{version}:root=x", []) for version in (3, 2))
         ours.model.backbone, theirs.model.backbone = None, None
         assert ours == theirs
+
+
+@pytest.mark.variants(name=("drmoe_resnet101",))
+@pytest.mark.parametrize("name", READING_MAPS)
+@pytest.mark.parametrize("backbone", ["dinov2_vits14", pytest.param("convnext_tiny", marks=pytest.mark.slow)])
+def test_every_method_takes_other_backbones(name, backbone):
+    if name == "mlmoe_dinov2" and backbone == "convnext_tiny":
+        pytest.skip("group prompts need a ViT")
+    config, model = abstract(f"{name}:backbone={backbone},resolution=224", 80)
+    _, trainable = split(config, model)
+    learns = any(path.startswith("backbone/") for path in trainable)
+    assert learns == (backbone == "convnext_tiny" and name != "cnn_rnn_resnet101"), "a CNN is tuned, as published"
+    assert any(path.startswith("head/") for path in trainable)
+
+
+def test_fixed_queries_do_not_learn_in_any_head_or_under_any_rules():
+    for reference, fixed in (("ml_decoder_resnet101", True), ("q2l_resnet101", False)):
+        config = load_config(reference, [])
+        config.trainable = ((r"", True),)
+        rules = trainable_rules(config)
+        assert ((r"^head/decoder/queries$", False) in rules) == fixed
+
+
+def test_only_prompts_are_read_before_the_last_norm():
+    assert reads_final_norm("vit_b16_in21k", prompts=False)
+    assert not reads_final_norm("vit_b16_in21k", prompts=True)
+    assert reads_final_norm("dinov2_vitb14", prompts=True)
+
+
+def test_the_printed_sign_warns():
+    (warning,) = configuration.find_warnings(load_config("drmoe_resnet101:preset=literal", []))
+    assert "drives each gate to one expert" in warning
+    assert not configuration.find_warnings(load_config("drmoe_resnet101", []))
+    assert not configuration.find_warnings(load_config("q2l_resnet101", []))

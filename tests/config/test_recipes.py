@@ -92,6 +92,12 @@ VALUES = {
         f"ml_decoder_resnet101 {VIT} model.backbone.normalization=unit": "unit",
         "ml_decoder_resnet101:dataset=digits": "auto",
     },
+    "model.dtype": {
+        "mlvpt_dinov2": "auto",
+        "mlvpt_dinov2:precision=float32": "float32",
+        "mlvpt_dinov2:precision=authors": "bfloat16",
+    },
+    "eval.dtype": {"mlvpt_dinov2:precision=float32": "same", "vpt:dataset=digits,precision=authors": "float16"},
     "data.image_size": {"vpt:dataset=digits,resolution=448": 448, "lora:dataset=voc2007,resolution=224": 224},
     "model.backbone.name": {
         "vpt:dataset=digits": "vit_digits",

@@ -109,6 +109,7 @@ TEXTS = [
     of_json('{"model": {"backbone": {"name": "vit_digits"}}}', "it has no 'data.name'", "data.name"),
     # ---------------------------------------------------------------------------------- arguments of our configs
     of_choice("vpt:variant=middle", "deep, shallow"),
+    of_choice("vpt:precision=half", "auto, float32, authors"),
     of_choice("gvpt:sides=left", "both, co, dc"),
     of_choice("e2vpt:preset=mine", "code, paper, held_out"),
     of_choice("mlvpt_digits:preset=mine", "code, paper, held_out"),

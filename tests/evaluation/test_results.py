@@ -6,7 +6,6 @@ import pytest
 from helpers.scored_run import SETTINGS, drawn_split, write_results, write_run
 
 from mlmoe_jax.evaluation.results import (
-    SplitScores,
     read_labels,
     read_results,
     read_scores,
@@ -36,15 +35,6 @@ def test_scores_and_results_are_read_back(tmp_path):
     assert found["val"].take(np.array([2, 0])).groups.tolist() == ["q", "p"]
     assert found["test"].groups is None
     assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
-
-
-def test_rows_and_columns():
-    codes = np.array([[1, 0, -1, 2], [0, 1, 2, 1]], np.int8)
-    table = SplitScores("val", np.array(["x", "y"]), np.arange(8.0).reshape(2, 4) / 8, codes)
-    turned = table.take(np.array([1, 0])).with_labels(np.array([3, 0]))
-    assert (turned.name, turned.ids.tolist()) == ("val", ["y", "x"])
-    np.testing.assert_array_equal(turned.scores, [[7 / 8, 4 / 8], [3 / 8, 0]])
-    np.testing.assert_array_equal(turned.codes, [[1, 0], [2, 1]])
 
 
 def test_a_later_evaluation_replaces_its_splits(tmp_path):

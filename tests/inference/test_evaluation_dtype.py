@@ -67,11 +67,3 @@ def test_a_run_is_evaluated_in_the_type_that_is_asked_for(run):
         step = make_eval_step(opened.definition, opened.preprocess, opened.mesh)
         logits[dtype] = np.asarray(step(opened.values, opened.frozen, batch)["logits"])
     assert 0 < np.abs(logits["float16"] - logits["same"]).max() < 0.02
-
-
-def test_the_precision_of_the_authors_is_an_option():
-    plain, authors = (load_config(f"mlvpt_dinov2:precision={name}", []) for name in ("float32", "authors"))
-    assert (plain.model.dtype, plain.eval.dtype) == ("float32", "same")
-    assert load_config("mlvpt_dinov2", []).model.dtype == "auto"
-    assert (authors.model.dtype, authors.eval.dtype) == ("bfloat16", "float16")
-    assert load_config("vpt:dataset=digits,precision=authors", []).eval.dtype == "float16"

@@ -9,7 +9,7 @@ from helpers.color_model import HALVES, color, make_run
 from helpers.refusals import Refusal, each
 from PIL import Image
 
-from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.inputs import MixedImages
@@ -61,12 +61,6 @@ REFUSALS = [
     of_request("a diverged model", "diverged", run={"bias": np.nan}),
     Refusal("a stream", None, lambda _: Predictor(make_run(), HALVES).stream("a.jpg"), "put the image in a list"),
     Refusal("no split to explain", None, without_split, "name the split"),
-    Refusal(
-        "a precision",
-        None,
-        lambda _: load_config("vpt:precision=half", []),
-        "config argument 'precision' is 'half' and must be one of auto, float32, authors",
-    ),
 ]
 
 

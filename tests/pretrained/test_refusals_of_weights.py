@@ -134,12 +134,6 @@ MISFITS = [
         for dtype, value in (("float32", np.nan), ("float16", np.inf), ("bfloat16", -np.inf))
     ),
     of_vit("registers", "register_tokens is not a parameter of this model", file=REGISTERS, model=DINOV2),
-    of_vit("depth", "no tensor for blocks/2/attn/proj/bias", model=dataclasses.replace(PLAIN, depth=3)),
-    of_vit(
-        "grid",
-        "pos_embed has shape (1, 5, 16) instead of (1, 10, 16)",
-        model=dataclasses.replace(PLAIN, native=12),
-    ),
     of_tensors(
         "a network of the layout with more layers",
         efficientnet_with_excitation,
@@ -156,12 +150,6 @@ MISFITS = [
         of_toy(f"tensor a of shape {shape} does not fit the toy layout", Rule("a", "kernel", transform), a=ones(*shape))
         for transform, shape in ((pointwise, (2, 3, 3, 3)), (label_kernel, (2, 3, 3)), (label_bias, (2, 3)))
     ),
-    of_code(
-        "VPT deep",
-        "VPT deep",
-        "tensor transformer.encoder.layer.0.adapter.weight is unknown",
-        change=lambda tensors: tensors | {"transformer.encoder.layer.0.adapter.weight": ones(3)},
-    ),
     *(
         of_tensors(
             f"an unknown layout: {first}",
@@ -177,23 +165,10 @@ MISFITS = [
     of_code("gate_vpt_mae", "gate_vpt_mae", CLASS_TOKEN, change=columns_first),
     of_code(
         "VPT deep",
-        "VPT deep",
-        "has shape (48, 80) instead of (48, 7)",
-        change=lambda tensors: tensors | {"head.weight": ones(80, 48), "head.bias": ones(80)},
-    ),
-    of_code(
-        "VPT deep",
         "VPT shallow",
         "(vpt_deep layout) does not fit the model: no tensor for prompts/shallow; prompts/deep is not a parameter of ",
     ),
-    of_code("VPT deep", "E2VPT", "no tensor for prompts/key_value"),
     of_code("E2VPT", "E2VPT", "prompts/segment_mask is not a parameter of this model", pruning="none"),
-    of_code(
-        "GateVPT",
-        "GateVPT",
-        "does not fit the model: tensor fc_norm.weight is unknown",
-        change=lambda tensors: tensors | {"fc_norm.weight": ones(48)},
-    ),
     of_code(
         "GateVPT",
         "GateVPT",

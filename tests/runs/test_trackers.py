@@ -4,8 +4,6 @@ import struct
 import sys
 from types import SimpleNamespace
 
-from etils import epath
-
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.trackers import EventFiles, open_trackers
@@ -42,20 +40,6 @@ def test_rows_become_scalars_and_a_resumed_run_discards_the_rows_that_it_repeats
     assert scalars(tmp_path / "tensorboard")[2:] == [("loss", 4, 0.125), ("loss", 4, 0.0625)]
     marks = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
     assert marks == [3], "TensorBoard discards earlier events from step 3 on"
-
-
-def test_an_object_store_gets_the_whole_file(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.is_local = False
-    (tmp_path / "tensorboard").mkdir()  # an object needs no folder
-    tracker = EventFiles(folder, first_step=0)
-    tracker.write({"step": 1, "loss": 0.5})
-    folder.uploads.send()
-    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5)]
-    tracker.write({"step": 2, "loss": 0.25})
-    folder.uploads.close()
-    tracker.close()
-    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5), ("loss", 2, 0.25)]
 
 
 def test_weights_and_biases_resumes_its_run(tmp_path, monkeypatch):
