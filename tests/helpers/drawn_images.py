@@ -22,3 +22,8 @@ def encoded(image, file_format="PNG", **options) -> bytes:
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     image.save(file, file_format, **options)
     return file.getvalue()
+
+
+def noise(count: int, side: int = 8, seed: int = 1) -> np.ndarray:
+    """Return images u8[count,side,side,3] without structure."""
+    return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3)).astype(np.uint8)

@@ -31,6 +31,7 @@ from helpers import small_program, tiny
 from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import default_config, load_config, use_adapter
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs import checkpoint, digests
@@ -182,6 +183,11 @@ def train_until(step: int, config: ConfigDict, folder: RunFolder, train: Callabl
         patch.setattr("mlmoe_jax.training.loop.stop_requests", lambda: contextlib.nullcontext(asked))
         with pytest.raises(Stopped, match=f"stopped at step {step} of {STEPS}"):
             train(config, folder)
+
+
+def scores_by(predictor: Predictor, images: Iterable) -> np.ndarray:
+    """Return the scores f64[N,K] of images."""
+    return np.array([[*labeled.scores.values()] for labeled in predictor(list(images))])
 
 
 def same_rows(rows: Iterable[dict]) -> list[dict]:

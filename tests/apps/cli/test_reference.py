@@ -9,7 +9,6 @@ from mlmoe_jax.apps.cli.reference import describe_config, reference_page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.config.keys import ChoiceKey, IntegerKey, Key, NumberKey
 from mlmoe_jax.main import main
-from mlmoe_jax.models.registries import ADAPTERS
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -88,13 +87,3 @@ def test_libraries_are_imported_only_by_what_needs_them():
 def test_the_page_in_the_repository_is_up_to_date():
     written = (REPOSITORY / "docs" / "configuration.md").read_text()
     assert written == reference_page(), "run python -m mlmoe_jax.apps.cli.reference > docs/configuration.md"
-
-
-def test_the_page_has_every_key_once():
-    rows = [line for line in reference_page().splitlines() if line.startswith("* `")]
-    of_adapters = [f"model.adapters.{name}.{leaf}" for name in ADAPTERS for leaf in ADAPTERS[name].settings]
-    assert len(rows) == len(KEYS) + 1 + len(of_adapters)  # and NAME of loss.terms
-    assert all(
-        sum(re.match(rf"\* `{re.escape(name)}[=`]", row) is not None for row in rows) == 1
-        for name in [*KEYS, *of_adapters]
-    )

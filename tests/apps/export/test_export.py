@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from helpers.devices import run_python
 from helpers.documents import blocks
+from helpers.drawn_images import noise
 from helpers.exported import CNNS, ON_RESNET, ON_VIT, model_of, operations, random_run
 from helpers.label_trees import violations
 from helpers.paths import REPOSITORY
-from helpers.runs import CALIBRATION, CLASSES
+from helpers.runs import CALIBRATION, CLASSES, scores_by
 from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
@@ -81,16 +82,15 @@ def image_files(folder: Path) -> list[str]:
 
 
 def test_a_program_gives_the_scores_of_the_predictor_without_our_code(made, tmp_path):
-    predictor = Predictor.from_run(made / RUN)
-    pixels = np.random.default_rng(1).integers(0, 256, (5, 8, 8, 3)).astype(np.uint8)
+    predictor, pixels, paths = Predictor.from_run(made / RUN), noise(13), image_files(tmp_path)
     np.save(tmp_path / "images.npy", pixels)
-    paths = image_files(tmp_path)
     run_python(_FRESH, made / "out", tmp_path / "images.npy", tmp_path / "scores.npz", *paths)
-    found = np.load(tmp_path / "scores.npz")
-    for name, given in {"5": list(pixels), "2": list(pixels[:2]), "1": list(pixels[:1]), "read": paths}.items():
-        expected = [list(result.scores.values()) for result in predictor(given)]
-        np.testing.assert_allclose(found[name], expected, atol=1e-6, rtol=0, err_msg=name)
+    found, labeled = np.load(tmp_path / "scores.npz"), scores_by(predictor, pixels)
+    expected = {"read": scores_by(predictor, paths)} | {str(count): labeled[:count] for count in (1, 2, 5)}
+    for name, scores in expected.items():
+        np.testing.assert_allclose(found[name], scores, atol=1e-6, rtol=0, err_msg=name)
         assert found[name].dtype == np.float32
+    np.testing.assert_allclose(scores_of(predictor.run, pixels), labeled, atol=1e-6)
     assert np.ptp(found["5"], axis=0).min() > 1e-3, "the scores depend on the image"
 
 
@@ -100,7 +100,7 @@ def test_a_program_gives_scores_that_agree_with_a_tree(form, small_backbones, tm
     if form == "onnx":
         pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     tree, run = LabelTree(((0, 1), (2, 1), (3, 2), (3, 4)), ((0, 2), (4, 5))), random_run("linear_probe", **ON_VIT)
-    pixels = np.random.default_rng(1).integers(0, 256, (16, 32, 32, 3)).astype(np.uint8)
+    pixels = noise(16, 32)
     corrected = replace(run, scores=Scores(Calibration(scale=np.linspace(1, 2, 6), offset=np.full(6, 0.1))))
     before = scores_of(corrected, pixels)
     consistency = Consistency.of(tree, np.median(before, axis=0), 6)
@@ -180,7 +180,7 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
     (tmp_path / "always.safetensors").rename(made / "model.safetensors")
     names: dict = {}
     exec(next(program for program in PROGRAMS if "from flax" in program), names)
-    pixels = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    pixels = noise(2)
     mean, std = (np.array(described["preprocess"][name]) for name in ("mean", "std"))
     logits = names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits
     scores = read_thresholds(folder).correction("abc")(np.asarray(logits))
@@ -191,9 +191,8 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_merged_program_gives_the_scores_of_the_run(folders, tmp_path, capsys):
     export.export_run(folders["linear"], str(tmp_path / "out"), "stablehlo", merge=True)
-    pixels = np.random.default_rng(1).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
-    scores = model_of(tmp_path / "out")(pixels)
-    expected = [list(result.scores.values()) for result in Predictor.from_run(folders["linear"].path)(list(pixels))]
+    scores = model_of(tmp_path / "out")(noise(3))
+    expected = scores_by(Predictor.from_run(folders["linear"].path), noise(3))
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
     assert np.ptp(scores, axis=0).max() > 1e-4, "the scores depend on the image"
     described = json.loads((tmp_path / "out" / "model.json").read_text())["model"]
@@ -299,8 +298,7 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime
     assert (made / "onnx" / "app.py").exists()
     assert (made / "onnx" / "requirements.txt").read_text() == "onnxruntime>=1.17\nnumpy\npillow\n"
     assert "raw weights of step 20 as onnx; " in outcome.text()
-    pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
-    np.testing.assert_allclose(model_of(made / "onnx")(pixels), model_of(made / "out")(pixels), atol=1e-6)
+    np.testing.assert_allclose(model_of(made / "onnx")(noise(3)), model_of(made / "out")(noise(3)), atol=1e-6)
     monkeypatch.chdir(made / "onnx")
     exec(PROGRAMS[2], {})
     assert capsys.readouterr().out == "(2, 3)\n"
@@ -319,8 +317,6 @@ def test_openvino_gives_the_same_probabilities(reference, changes, small_backbon
     exec(next(program for program in PROGRAMS if "openvino" in program), names)
     assert capsys.readouterr().out == "(2, 6)\n"
     session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-    pixels = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
     for count in (1, 2, 5):
-        scores = names["program"]({"image": pixels[:count]})["probability"]
-        expected = session.run(None, {"image": pixels[:count]})[0]
-        np.testing.assert_allclose(scores, expected, atol=1e-4)
+        images = {"image": noise(count, 32)}
+        np.testing.assert_allclose(names["program"](images)["probability"], session.run(None, images)[0], atol=1e-4)

@@ -6,17 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import tiny
+from helpers.drawn_images import noise
 from helpers.exported import ON_VIT, model_of, operations, random_run
 from PIL import Image
 from scipy.special import logit
 
 from mlmoe_jax.apps.export import onnx, quantize
-from mlmoe_jax.apps.export.program import scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images
 from mlmoe_jax.apps.export.run import export_run
 from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.assemble import abstract_parts
 
 
@@ -31,14 +30,9 @@ def library():
 def images(tmp_path_factory):
     """The path of a folder of 20 images."""
     folder = tmp_path_factory.mktemp("images")
-    draw = np.random.default_rng(3).integers
-    for name in range(20):
-        Image.fromarray(draw(0, 256, (9, 8, 3)).astype(np.uint8)).save(folder / f"{name}.png")
+    for name, image in enumerate(noise(20)):
+        Image.fromarray(image).save(folder / f"{name}.png")
     return str(folder)
-
-
-def images_of(count: int, side: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, side, side, 3)).astype(np.uint8)
 
 
 # ---------------------------------------------------------------------------------------------------------- the images
@@ -62,12 +56,6 @@ def test_unreadable_images_are_left_out_and_others_taken(images, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- the programs
-def test_the_scores_to_compare_with_are_the_predictors(folders):
-    predictor, pixels = Predictor.from_run(folders["plain"].path), images_of(13, 8)  # a whole batch and a part of one
-    expected = [list(result.scores.values()) for result in predictor(list(pixels))]
-    np.testing.assert_allclose(scores_of(predictor.run, pixels), expected, atol=1e-6)
-
-
 # image -> 1/(1 + exp(−image·W)), where the columns of W have very different sizes.
 LAYER = """<ir_version: 10, opset_import: ["" : 21]>
 layer (uint8[B,2,2,3] image) => (float[B,3] probability) {
@@ -91,8 +79,8 @@ def write_layer(job: Export) -> str:
 def test_a_layer_has_the_numbers_of_float32_in_fewer_bits(kind, kept, error, library, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx, "TARGET", replace(onnx.TARGET, write=write_layer))
     target = TARGETS[kind]
-    target.write(Export(None, tmp_path, {}, ALWAYS, images_of(50, 2)))
-    pixels = images_of(20, 2)
+    target.write(Export(None, tmp_path, {}, ALWAYS, noise(50, 2)))
+    pixels = noise(20, 2)
     expected, scores = pixels.reshape(20, 12) @ WEIGHTS, target.load(tmp_path)(pixels)
     assert (np.abs(logit(scores) - expected).max(axis=0) < error * np.ptp(expected, axis=0)).all()
     assert scores.dtype == np.float32
@@ -112,4 +100,4 @@ def test_a_run_is_exported_as_integers(folders, images, library, tmp_path):
     assert re.search(similar, printed)
     assert {path.name for path in out.iterdir()} == {"model.onnx", "model.json", "load.py", "README.md"}
     assert operations(out)["DequantizeLinear"] > 0
-    assert model_of(out)(images_of(5, 8)).shape == (5, 3)
+    assert model_of(out)(noise(5)).shape == (5, 3)

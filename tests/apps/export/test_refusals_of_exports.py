@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.drawn_images import noise
 from helpers.exported import ON_VIT, random_run
 from helpers.refusals import Refusal
 from PIL import Image
@@ -17,12 +18,12 @@ from mlmoe_jax.apps.export.run import export_run
 from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 
 
-def noise(folder: Path):
+def drawn(folder: Path):
     """A program of random probabilities."""
     return lambda images: np.random.default_rng(0).random((len(images), 3), np.float32)
 
 
-INTEGERS = replace(quantize.INT8, write=lambda job: "", load=noise, place=Path)
+INTEGERS = replace(quantize.INT8, write=lambda job: "", load=drawn, place=Path)
 NARROW = replace(program.STABLEHLO, needs={"eval.dtype": "float32"})
 
 
@@ -32,9 +33,8 @@ def patching(place, name: str, value, images: int = 0):
     @contextmanager
     def make(at):
         (at / "none.png").write_bytes(b"\x89PNG")
-        for n in range(images):
-            pixels = np.random.default_rng(n).integers(0, 256, (9, 8, 3)).astype(np.uint8)
-            Image.fromarray(pixels).save(at / f"{n}.png")
+        for n, image in enumerate(noise(images)):
+            Image.fromarray(image).save(at / f"{n}.png")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(place, name, value)
             yield at

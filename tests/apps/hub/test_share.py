@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 from helpers import hub_site
+from helpers.drawn_images import noise
 from helpers.refusals import run_command
-from helpers.runs import CALIBRATION, write_published
-from helpers.scored_run import write_results
+from helpers.runs import CALIBRATION, scores_by, write_published
+from helpers.scored_run import drawn_split, write_results
 from safetensors.numpy import load, load_file, save
 
 from mlmoe_jax.apps.cli.flags import parse_flags
@@ -29,6 +30,7 @@ from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
 
+IMAGES = list(noise(3))
 CUTS = {"a": 0.25, "b": float("inf"), "c": 0.5}
 METRICS = {"mAP": 0.75, "CF1@0.5": 0.5, "ECE_pooled": 0.125, "precision@1": float("nan")}
 
@@ -89,10 +91,6 @@ def card_of(run: RunFolder) -> str:
     return (output / "README.md").read_text()
 
 
-def images() -> list[np.ndarray]:
-    return list(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8))
-
-
 # ------------------------------------------------------------------------------------------------------- what is shared
 def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, hub, capsys):
     assert push(made[0]) == 0
@@ -149,19 +147,16 @@ def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
 
 
 def test_the_model_card_says_when_its_numbers_are_rough(own, monkeypatch):
-    config, draw = own.read_json("config.json"), np.random.default_rng(0)
+    config = own.read_json("config.json")
     config["data"] |= {"name": "csv", "test_splits": []}
     own.write_json("config.json", config)
-    codes = (np.arange(60)[:, None] % 20 < [1, 2, 3]).astype(np.int8)  # 3, 6 and 9 positives
-    scores = np.clip(0.3 + 0.3 * codes + 0.2 * draw.normal(size=codes.shape), 0, 1)
-    ids = np.array([f"{n}.jpg" for n in range(60)])
-    write_results(own, {"val": METRICS}, SplitScores("val", ids, scores, codes))
+    write_results(own, {"val": METRICS}, drawn_split(rows=20))
     assert "rough: its images have" in training.why_rough(RunFiles(own)), "no split selected these weights"
     chosen = Selection({}, "mAP")
     chosen.keep(20, "raw", "val", {})
     monkeypatch.setattr(run_files, "newest_notes", lambda folder: chosen.notes())
     card = card_of(own)
-    reasons = "its images selected the weights and have a median of 6 positives per label"
+    reasons = "its images selected the weights and have a median of 9 positives per label"
     assert f"The metrics on val are rough: {reasons}." in card
     assert "In brackets: 95 % intervals over resamples of the images." in card
     low, high = training.intervals(RunFiles(own))["mAP"]
@@ -194,7 +189,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     assert json.loads(files["config.json"])["model"]["backbone"]["weights"] == "mine.safetensors"
     Path(own.model.backbone.weights).unlink()
     shutil.rmtree(tmp_path / "run")
-    assert len(Predictor.from_run("hf:user/own")(images())) == 3
+    assert len(Predictor.from_run("hf:user/own")(IMAGES)) == 3
     del files["frozen.safetensors"]
     files["config.json"] = files["config.json"].replace(b"mine.safetensors", b"/etc/passwd")
     assert "has not all of its frozen weights, which are not published" in refusal(Predictor.from_run, "hf:user/own")
@@ -203,27 +198,21 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
 # ---------------------------------------------------------------------------------------------------------- using one
 def test_a_shared_model_gives_the_same_probabilities_and_thresholds(made, pushed):
     ours, theirs = Predictor.from_run(made[0].path), Predictor.from_run("hf:user/name")
-    assert ours(images()) == theirs(images())
-    np.testing.assert_array_equal(ours.thresholds, theirs.thresholds)
+    assert ours(IMAGES) == theirs(IMAGES)
+    assert ours.thresholds.tolist() == theirs.thresholds.tolist() == list(CUTS.values())
     assert theirs.run.step == 20, "at which the values were selected"
-
-
-def test_the_raw_probabilities_of_a_calibrated_model_stay_available(made, pushed):
-    corrected, raw = (Predictor.from_run("hf:user/name", {"calibration.use": use}) for use in (True, False))
-    scores = [np.array([list(one.scores.values()) for one in predictor(images())]) for predictor in (corrected, raw)]
-    assert np.abs(scores[0] - scores[1]).min() > 1e-3
-    np.testing.assert_allclose(scores[0], read_thresholds(made[0]).correct(scores[1], "abc"), rtol=1e-9)
-    assert corrected.thresholds.tolist() == list(CUTS.values())
+    raw = Predictor.from_run("hf:user/name", {"calibration.use": False})
+    scores, uncorrected = scores_by(theirs, IMAGES), scores_by(raw, IMAGES)
+    np.testing.assert_allclose(scores, read_thresholds(made[0]).correct(uncorrected, "abc"), rtol=1e-9)
+    assert np.abs(scores - uncorrected).min() > 1e-3
     assert raw.thresholds.tolist() == [0.5] * 3, "the fitted ones are of corrected scores"
-    fixed = Predictor.from_run("hf:user/name", {"eval.threshold": 0.25})
-    assert (fixed.thresholds.tolist(), fixed(images())[0].scores) == ([0.25] * 3, corrected(images())[0].scores)
 
 
 def test_predict_writes_into_the_working_directory(pushed, tmp_path, monkeypatch, capsys):
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(images()[0]).save("a.png")
+    Image.fromarray(IMAGES[0]).save("a.png")
     assert main(["--mode=predict", "--workdir=hf:user/name@main", "--images=a.png"]) == 0
     assert Path("predictions.csv").is_file()
     assert not (run_folder("hf:user/name") / "predictions.csv").exists()

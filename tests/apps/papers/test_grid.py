@@ -1,11 +1,7 @@
 """The grid of a sweep: its flags, the names of its folders, its runs and their results."""
 
-import math
-
 import pytest
-from helpers.scored_run import write_results
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.grid import (
     GridPoint,
     combine_axes,
@@ -16,7 +12,7 @@ from mlmoe_jax.apps.papers.grid import (
     value_text,
 )
 from mlmoe_jax.config import default_config, flatten, load_config
-from mlmoe_jax.runs.folder import CONFIG, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 
 GROUPS = "model.prompts.num_groups"
 
@@ -100,19 +96,3 @@ def test_a_published_learning_rate_follows_a_swept_backbone(tmp_path):
         for run in plan(config, RunFolder(tmp_path), backbones)
     }
     assert rates == {"dinov2_vitb14": 1e-4, "dinov2_vits14": 5e-4}
-
-
-def test_only_finished_runs_have_results(tmp_path):
-    config, folder = default_config(), RunFolder(tmp_path)
-    config.train.log_every = 7  # may differ when a run resumes
-    for seed, results in ((0, {"test": {"mAP": 0.5, "mAP_envelope": math.nan}}), (1, None)):
-        other = default_config()
-        other.seed, other.train.epochs = seed, 40 if results else 7  # without results, a folder has only the config
-        run = RunFolder(tmp_path / f"seed={seed}")
-        run.write_text(CONFIG, configuration.to_json(other))
-        if results:
-            write_results(run, results)
-    runs = plan(config, folder, {"seed": (0, 1, 2)})
-    assert runs[0].results["test"]["mAP"] == 0.5
-    assert math.isnan(runs[0].results["test"]["mAP_envelope"])
-    assert [run.results for run in runs[1:]] == [{}, {}]

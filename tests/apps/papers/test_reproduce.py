@@ -84,12 +84,10 @@ def test_seeds_are_averaged_and_methods_subtracted(folder):
         runs = [one for name, one in written.items() if name.startswith(method)]
         return [100 * preset("mlvpt", one["scores"], one["codes"], frequency=one["frequency"])["mAP"] for one in runs]
 
-    vpt, gvpt = found("vpt,"), found("gvpt,")
-    assert len(vpt) == 2
-    assert of["VPT"].ours["mAP"] == pytest.approx(np.mean(vpt))
-    assert of["VPT"].spread["mAP"] == pytest.approx(np.std(vpt, ddof=1))
-    assert of["GVPT − VPT"].ours["mAP"] == pytest.approx(np.mean(np.subtract(gvpt, vpt)))
-    assert of["GVPT − VPT"].spread["mAP"] == pytest.approx(np.std(np.subtract(gvpt, vpt), ddof=1))
+    for row, values in (("VPT", found("vpt,")), ("GVPT − VPT", np.subtract(found("gvpt,"), found("vpt,")))):
+        assert len(values) == 2
+        assert of[row].ours["mAP"] == pytest.approx(np.mean(values))
+        assert of[row].spread["mAP"] == pytest.approx(np.std(values, ddof=1))
 
 
 def test_labels_and_pairs(folder):

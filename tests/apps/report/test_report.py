@@ -151,8 +151,7 @@ def test_differences_are_those_of_the_comparison(text, run, other):
     assert set(rows) == set(NAMES)
     for name, change in comparison.ap.items():
         np.testing.assert_allclose(rows[name][1:], [change.b, change.a, change.difference, change.low, change.high])
-    change = comparison.metrics["mAP"]
-    shown = rows_of(text, "metric-differences")["mAP"]
+    shown, change = rows_of(text, "metric-differences")["mAP"], comparison.metrics["mAP"]
     np.testing.assert_allclose(shown[1:6], [change.b, change.a, change.difference, change.low, change.high])
     drawn = [row["label"] for row in data_block(text, "ap-differences")["datasets"]["rows"]]
     assert drawn == sorted(NAMES, key=lambda name: -comparison.ap[name].difference)

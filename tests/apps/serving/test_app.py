@@ -40,10 +40,10 @@ def test_a_raw_image_is_labeled_like_by_the_predictor(ask, kind):
 def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(ask):
     files = [("images", (f"{n}.png", encoded(color(40 * n)))) for n in range(4)]
     files[2] = ("images", ("notes.txt", b"not an image"))
-    first, second, bad, last = ask(200, files=files)["results"]
-    assert bad == {"image": "notes.txt", "error": bad["error"]}
+    results = ask(200, files=files)["results"]
+    assert list(bad := results.pop(2)) == ["image", "error"]
     assert "cannot read notes.txt as an image" in bad["error"]
-    for n, result in {0: first, 1: second, 3: last}.items():
+    for n, result in zip((0, 1, 3), results, strict=True):
         assert result["image"] == f"{n}.png"
         assert_scores(result, 40 * n)
 

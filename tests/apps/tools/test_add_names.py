@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.drawn_images import noise
 from helpers.named_runs import HEADS, write_run
-from helpers.runs import Runs
+from helpers.runs import Runs, scores_by
 
 from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.inference.predictor import Predictor
@@ -16,13 +17,13 @@ def world(tmp_path_factory):
         yield
 
 
+@pytest.mark.variants(head=("Q2L", "shared experts", "ML-GCN", "cosine"))  # ML-Decoder adds as Q2L does
 @pytest.mark.parametrize("head", HEADS)
 def test_an_added_label_changes_no_score_of_the_others(tmp_path, head, capsys):
     import_run(write_run(tmp_path, **HEADS[head]), RunFolder(tmp_path / "more"))
-    images = list(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype(np.uint8))
     before, after = (Predictor.from_run(tmp_path / name) for name in ("run", "more"))
     assert after.names == ("boat", "sea", "dune")
-    scores, more = (np.array([list(image.scores.values()) for image in each(images)]) for each in (before, after))
+    scores, more = (scores_by(predictor, noise(4)) for predictor in (before, after))
     np.testing.assert_allclose(more[:, :2], scores, rtol=2e-5, atol=1e-6)
     assert np.ptp(more[:, 2]) > 0
     assert np.abs(more[:, 2:] - scores).max(axis=0).min() > 1e-6
