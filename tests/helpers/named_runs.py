@@ -8,6 +8,7 @@ from helpers.name_vectors import drawn_vectors
 from helpers.runs import published_config, write_published
 from mlmoe_jax.data.labels.graph import as_long_as_glove
 from mlmoe_jax.data.labels.space import label_space_of
+from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 
 NAMES, FURTHER = ("boat", "sea"), ("boat", "dune", "sea")
@@ -44,8 +45,8 @@ def vectors_of(names):
     return replace(drawn_vectors(names, 8), vectors=np.concatenate(drawn))
 
 
-def write_run(at, **changes):
-    """Write a run with the labels NAMES; return the config that adds FURTHER to it."""
+def write_run(at, assembled=assemble, **changes):
+    """Write a run with the labels NAMES, its values by `assembled`; return the config that adds FURTHER to it."""
     vectors = vectors_of(NAMES)
     vectors.write(at / "names.safetensors")
     vectors_of(FURTHER).write(at / "further.safetensors")
@@ -53,6 +54,6 @@ def write_run(at, **changes):
     space = replace(label_space_of(vectors), positives=np.array([3, 4]), images=10)
     if config.model.head.kind == "ml_gcn":
         space = replace(space, vectors=as_long_as_glove(vectors.vectors))
-    write_published(RunFolder(at / "run"), config, space)
+    write_published(RunFolder(at / "run"), config, space, assembled(config, space))
     config.init_from, config.model.head.names = str(at / "run"), str(at / "further.safetensors")
     return config

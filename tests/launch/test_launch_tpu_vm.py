@@ -51,7 +51,6 @@ def test_up_creates_waits_for_reuses_or_replaces_the_slice(machines, states, ask
     ("kind", "image"),
     [
         ("v6e-8", "v2-alpha-tpuv6e"),
-        ("v5p-8", "v2-alpha-tpuv5"),
         ("v5litepod-4", "v2-alpha-tpuv5-lite"),
         ("v4-32", "tpu-ubuntu2204-base"),
     ],

@@ -185,22 +185,18 @@ def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out():
     assert "1 missing and 1 superfluous labels suggested on 2 images" in audit_text(result)
 
 
-def test_labels_with_few_images_are_not_judged():
+def test_labels_of_few_images_or_groups_are_not_judged():
+    """A fit without a group may have none of its images."""
     codes = np.array([[1, 1]] * 4 + [[0, 1]] * 2 + [[0, 0]] * 6)
-    result = judged(codes, np.where(codes, 0.2, 0.8))
-    assert set(result.suggestions[:, 1].tolist()) == {1}
-    assert audit_document(result)["not_judged"] == ["a"]
-    assert "fewer than 5 images have the label or are known not to have it: a" in audit_text(result)
-
-
-def test_a_label_of_few_groups_is_not_judged_because_a_fit_may_have_none_of_them():
+    few = judged(codes, np.where(codes, 0.2, 0.8))
+    assert set(few.suggestions[:, 1].tolist()) == {1}
+    assert audit_document(few)["not_judged"] == ["a"]
+    assert "fewer than 5 images have the label or are known not to have it: a" in audit_text(few)
     codes = np.array([[1, 1], [0, 0]] * 10)
-    groups = ["sick" if row % 2 == 0 and row < 12 else f"p{row}" for row in range(20)]
-    result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
-    assert result.judged.tolist() == [True, True]
-    groups[12:20:2] = ["sick"] * 4
-    result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
-    assert (result.judged.any(), len(result.suggestions)) == (False, 0)
+    for sick, is_judged in ((6, True), (10, False)):
+        groups = ["sick" if row % 2 == 0 and row < 2 * sick else f"p{row}" for row in range(20)]
+        result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
+        assert (result.judged.all(), len(result.suggestions) > 0) == (is_judged, is_judged)
     assert "fewer than 5 groups of images have the label" in audit_text(result)
 
 

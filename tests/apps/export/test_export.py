@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,13 +118,12 @@ def test_the_folder_describes_itself(made):
     assert {path.name for path in out.iterdir()} == names
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "no file is for its owner only"
     described = json.loads((out / "model.json").read_text())
-    assert described["labels"] == list(CLASSES)
-    assert (described["thresholds"], described["calibrated_on"]) == ([0.25, None, 0.5], "val")
+    about = {"labels": list(CLASSES), "thresholds": [0.25, None, 0.5], "calibrated_on": "val"}
+    assert described.items() >= about.items()
     assert described["input"]["shape"] == ["B", 8, 8, 3]
     assert described["model"]["head"]["graph"]["word_vectors"] == "vectors.txt"
     assert str(made) not in (out / "model.json").read_text() + (out / "README.md").read_text()
-    model = model_of(out)
-    assert model.thresholds.tolist() == [0.25, np.inf, 0.5]
+    assert model_of(out).thresholds.tolist() == [0.25, np.inf, 0.5]
 
 
 def test_a_program_takes_pixels_alone(made, refusal):
@@ -219,10 +219,8 @@ def test_a_lora_becomes_a_folder_of_peft(folders, tmp_path):
     for name, tensor in adapter.tensors.items():
         np.testing.assert_array_equal(tensor, values[f"adapters/lora/{name}"], err_msg=name)
     np.testing.assert_array_equal(adapter.classifier["bias"], values["head/classifier/bias"])
-    assert json.loads((tmp_path / "out" / CONFIG).read_text())["target_modules"] == [
-        "attention.q_proj",
-        "attention.v_proj",
-    ]
+    targets = json.loads((tmp_path / "out" / CONFIG).read_text())["target_modules"]
+    assert targets == ["attention.q_proj", "attention.v_proj"]
 
 
 # ---------------------------------------------------------------------------------------------------- as documented
@@ -286,7 +284,7 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
     assert float(require_equal(run, label).split()[-1]) < 1e-4
     count = operations(tmp_path)
     if reference == "mlvpt_digits":  # two blocks, the last without queries of patches
-        assert (count["Gelu"] >= 2, count["LayerNormalization"] >= 5, count["Softmax"] >= 2) == (True, True, True)
+        assert count >= Counter(Gelu=2, LayerNormalization=5, Softmax=2)
         assert count["MatMul"] > 2 * count["Einsum"], "linear layers are matmuls"
     else:
         assert count["Sqrt"] < count["Conv"], "batch norms are in the convolutions"

@@ -138,7 +138,7 @@ def test_a_table_of_files_or_bytes_becomes_a_table_of_probabilities(exported, mo
     many = Table(image=contents * 30)
     model.predict(many)
     np.testing.assert_allclose(frames.pop()[0], SCORES * 30, atol=1e-6)
-    for wrong in (Table(other=[1]), Table(image=[contents[0], None]), Table(image=contents, path=paths)):
+    for wrong in (Table(image=[contents[0], None]), Table(image=contents, path=paths)):
         with pytest.raises(ValueError, match="should have one column"):
             model.predict(wrong)
 

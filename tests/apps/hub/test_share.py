@@ -16,8 +16,8 @@ from helpers.scored_run import drawn_split, write_results
 from safetensors.numpy import load, load_file, save
 
 from mlmoe_jax.apps.cli.flags import parse_flags
+from mlmoe_jax.apps.hub import card
 from mlmoe_jax.apps.hub import push as share
-from mlmoe_jax.apps.hub.card import _plain
 from mlmoe_jax.apps.report import run_files, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
@@ -50,6 +50,13 @@ def made(runs, tmp_path_factory):
         scored = SplitScores("test", np.array(["/home/me/1.jpg", "2.jpg"]), scores, codes)
         write_results(run, {"val": METRICS, "test": METRICS}, scored)
         yield run, config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_resamples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card, "intervals", lambda files: training.intervals(files, resamples=20))
+        yield
 
 
 @pytest.fixture
@@ -135,9 +142,9 @@ def test_the_model_card(pushed):
 
 def test_the_model_card_says_what_out_of_fold_is(own):
     write_results(own, {"out_of_fold": METRICS}, replace(read_scores(own)["test"], name="out_of_fold"))
-    card = card_of(own)
-    assert "`out_of_fold` are the training images, each scored by a fit without the image." in card
-    assert "AP is the average precision on out\\_of\\_fold, and" in card
+    text = card_of(own)
+    assert "`out_of_fold` are the training images, each scored by a fit without the image." in text
+    assert "AP is the average precision on out\\_of\\_fold, and" in text
 
 
 @pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
@@ -155,14 +162,14 @@ def test_the_model_card_says_when_its_numbers_are_rough(own, monkeypatch):
     chosen = Selection({}, "mAP")
     chosen.keep(20, "raw", "val", {})
     monkeypatch.setattr(run_files, "newest_notes", lambda folder: chosen.notes())
-    card = card_of(own)
+    text = card_of(own)
     reasons = "its images selected the weights and have a median of 9 positives per label"
-    assert f"The metrics on val are rough: {reasons}." in card
-    assert "In brackets: 95 % intervals over resamples of the images." in card
-    low, high = training.intervals(RunFiles(own))["mAP"]
-    assert f"| mAP | 75.00 ({100 * low:.1f} to {100 * high:.1f}) |" in card
-    assert "Trained on 10 images of a data set of the owner at" in card
-    assert 'In the source folder of mlmoe_jax:\n\n```bash\npip install -e ".[serve]"\n' in card
+    assert f"The metrics on val are rough: {reasons}." in text
+    assert "In brackets: 95 % intervals over resamples of the images." in text
+    low, high = card.intervals(RunFiles(own))["mAP"]
+    assert f"| mAP | 75.00 ({100 * low:.1f} to {100 * high:.1f}) |" in text
+    assert "Trained on 10 images of a data set of the owner at" in text
+    assert 'In the source folder of mlmoe_jax:\n\n```bash\npip install -e ".[serve]"\n' in text
 
 
 def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_path, capsys, monkeypatch):
@@ -267,12 +274,6 @@ TWO = np.zeros((1, 2), np.float32)
         ("config.json", lambda b: b"\x80\x04", "is damaged"),
         ("label_space.npz", lambda b: b"PK", "is damaged"),
         ("thresholds.json", lambda b: b'{"thresholds": {"a": "x"}}', "could not convert string to float"),
-        ("thresholds.json", lambda b: b'{"thresholds": {"a": NaN}}', "nan is no threshold"),
-        (
-            "thresholds.json",
-            lambda b: b'{"thresholds": {}, "calibration": {"split": "v", "labels": {"a": {"scale": -1, "offset": 0}}}}',
-            "a calibration does not increase",
-        ),
     ],
 )
 def test_a_damaged_model_is_one_sentence(made, pushed, refusal, name, change, expected):
@@ -291,10 +292,8 @@ NAMED = ["--repo=user/name"]
         ([], {}, "required: --repo"),
         ([*NAMED, "--config.seed=1"], {}, "unrecognized arguments: --config.seed=1"),
         (["--repo=user/public", "--private"], {}, "user/public exists and is public"),
-        (NAMED, {"/api/repos/create": (401,)}, "the hub refuses hf:user/name with the status 401"),
         (NAMED, {"/commit/": (403,)}, "the hub refuses hf:user/name with the status 403"),
         (NAMED, {"/commit/": (500,)}, "cannot be uploaded, because the hub responds with 500"),
-        (NAMED, {"/commit/": (400,)}, "the hub refuses hf:user/name with the status 400"),
     ],
 )
 def test_what_a_push_refuses(made, hub, refusal, monkeypatch, flags, fail, says):
@@ -322,4 +321,4 @@ def test_a_private_model_is_shared(made, hub):
 
 
 def test_names_of_others_are_text_in_markdown():
-    assert _plain("a|b <img src=x>\n`c` [d](e)") == r"a\|b &lt;img src=x&gt; \`c\` \[d\](e)"
+    assert card._plain("a|b <img src=x>\n`c` [d](e)") == r"a\|b &lt;img src=x&gt; \`c\` \[d\](e)"

@@ -148,8 +148,9 @@ def test_configs_are_swept():
     points = combine_axes(grid.method_points(names, [("train.epochs", "3")]), {"seed": (0, 1)})
     assert [(*point.values.values(),) for point in points] == [(name, seed) for name in names for seed in (0, 1)]
     assert [point.name for point in points[2:]] == ["config=mlvpt_digits,seed=0", "config=mlvpt_digits,seed=1"]
-    assert [point.config.model.head.kind for point in points[1:3]] == ["linear", "group_experts"]
-    assert [(point.config.train.epochs, point.config.seed) for point in points] == [(3, 0), (3, 1)] * 2
+    configs = [point.config for point in points]
+    assert [config.model.head.kind for config in configs] == ["linear", "linear", "group_experts", "group_experts"]
+    assert [(config.train.epochs, config.seed) for config in configs] == [(3, 0), (3, 1)] * 2
 
 
 def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):

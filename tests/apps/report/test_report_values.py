@@ -104,10 +104,10 @@ def test_images_have_their_present_and_predicted_labels(text, run):
         }
         assert {(label, outcome) for label, outcome, _ in shown} == expected
     rows = data_block(text, "image-table")["rows"]
-    assert sorted(row[0] for row in rows) == sorted(ids)
     wrong = judged.missed.sum(axis=1) + judged.false.sum(axis=1)
+    assert {row[0]: row[1] for row in rows} == dict(zip(ids, wrong.tolist(), strict=True))
     assert [row[1] for row in rows] == sorted(wrong.tolist(), reverse=True)
-    assert rows[0][1] == len(list(filter(None, ", ".join(rows[0][2:4]).split(", "))))
+    assert rows[0][1] == len([*filter(None, ", ".join(rows[0][2:4]).split(", "))])
 
 
 def test_thresholds_of_predictions(tmp_path):

@@ -148,7 +148,7 @@ def test_nothing_is_lost_and_answers_match_their_requests(labeler):
 
 
 def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
-    service = Service(slowed(labeler, 0.3), queue=3, wait=0.0)
+    service = Service(slowed(labeler, 0.1), queue=3, wait=0.0)
     with client_of(service) as send:
         answers = send(*(image_request(n) for n in range(12)))
         files = [("a", ("a.png", encoded(color(1))))] * 4
@@ -161,7 +161,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
 
 
 def test_late_results_are_504_and_late_requests_408(labeler):
-    service = Service(slowed(labeler, 0.8), seconds=0.3)
+    service = Service(slowed(labeler, 0.5), seconds=0.2)
 
     async def never():
         yield b"\x89PNG"
@@ -169,8 +169,8 @@ def test_late_results_are_504_and_late_requests_408(labeler):
 
     with client_of(service) as send:
         late, slow = send(image_request(1), image_request(1) | {"content": never()})
-    assert (late.status_code, late.json()["error"]) == (504, "there is no result after 0.3 s")
-    assert (slow.status_code, slow.json()["error"]) == (408, "the request did not arrive within 0.3 s")
+    assert (late.status_code, late.json()["error"]) == (504, "there is no result after 0.2 s")
+    assert (slow.status_code, slow.json()["error"]) == (408, "the request did not arrive within 0.2 s")
     assert service.active == 0
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from mlmoe_jax.apps.tools import acquisition
-from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, farthest_first
+from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images
 
 
 def candidates(images: int, labeled: int = 0, width: int = 8, seed: int = 0) -> Candidates:
@@ -44,19 +44,3 @@ def test_uncertain_images_come_in_order_and_equal_ones_as_given():
     images = Candidates(np.array([0.1, 0.9, 0.5, 0.9]), np.zeros((4, 2), np.float32), np.zeros((0, 2), np.float32))
     rows, distances = choose_images("uncertain", images, 3)
     assert (rows.tolist(), distances) == ([1, 3, 2], None)
-
-
-def test_copies_of_an_image_come_last():
-    features, calls = np.eye(4, dtype=np.float32)[[0, 0, 1, 1, 2, 3]], []
-    images = Candidates(np.ones(6), features, features[:0])
-    rows, distances = farthest_first(images, 6, advance=lambda: calls.append(1))
-    assert sorted(rows[:4].tolist()) == [0, 2, 4, 5]
-    assert distances[4:].tolist() == [0, 0]
-    assert len(calls) == 6
-
-
-def test_units_keep_the_direction():
-    features = candidates(5).features
-    scaled = acquisition.normalize(np.concatenate([features, np.zeros((1, 8))]))
-    np.testing.assert_allclose(scaled[:-1] * np.linalg.norm(features, axis=1, keepdims=True), features, rtol=1e-5)
-    assert not scaled[-1].any()

@@ -17,12 +17,13 @@ from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
 
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
-    return write_run(tmp_path / "run", drawn_split("val", 100), drawn_split("test", 60, seed=1))
+    splits = drawn_split("val", 100), drawn_split("test", 60, seed=1)
+    return write_run(tmp_path / "run", *splits, calibration__method="temperature")
 
 
 def test_a_run_is_calibrated(folder, capsys):
     before = folder.read_bytes("scores/val.npz")
-    outcome = calibrate_run(folder, [("calibration.method", "temperature")])
+    outcome = calibrate_run(folder)
     stored, shown = read_thresholds(folder), outcome.text()
     assert json.loads(outcome.json()) == stored.calibration
     found = [stored.calibration[key] for key in ("split", "images", "method")]
@@ -81,7 +82,7 @@ def test_two_fits_at_once_keep_both_results(folder, monkeypatch, long, short):
 
     def meanwhile(*values):
         other.start()
-        other.join(0.5)
+        other.join(0.2)
         assert not (folder / "thresholds.json").exists()
         return fit(*values)
 
@@ -89,7 +90,7 @@ def test_two_fits_at_once_keep_both_results(folder, monkeypatch, long, short):
     long(folder)
     other.join()
     stored = read_thresholds(folder)
-    assert (stored.source["goal"], stored.calibration["method"]) == ("f1", "platt")
+    assert (stored.source["goal"], stored.calibration["method"]) == ("f1", "temperature")
 
 
 def test_a_training_that_is_run_again_keeps_thresholds_that_somebody_has_edited(folder):

@@ -111,7 +111,6 @@ def test_names_that_are_two_words_are_not_misspelt(one, other):
 def test_numbers_of_other_programs_are_variants():
     (sentence,) = warnings(("3", 5), ("3.0", 4), ("3.5", 4))
     assert sentence.startswith("label '3.0' (4 images: ")
-    assert "differs from '3' only in case, " in sentence
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,6 @@ def test_names_of_other_names_are_told_for_each_separator(labels, separator, sai
     found = warnings(*((name, 5) for name in labels), separator=separator)
     assert bool(found) == bool(said)
     assert said in "".join(found[:1])
-
-
-def test_many_labels_with_one_image_are_one_sentence():
-    (sentence,) = warnings(*((f"{number} label", 1) for number in range(9)))
-    assert sentence.startswith("9 labels with one image, too few to train and evaluate: '0 label' (1 image: 0.jpg), ")
-    assert sentence.endswith(", … (9); add images, or remove the label")
 
 
 # -------------------------------------------------------------------------------------------------------------- places

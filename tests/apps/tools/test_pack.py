@@ -49,19 +49,18 @@ def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
     ours, source = open_packed(tmp_path / "out", "train"), open_split(config.data, "train")
     shapes = [image.shape[:2] for image in ours.images]
     assert shapes == [(30, 50), (50, 30), (31, 31), (20, 20), (31, 300), (47, 31), (48, 31)]
-    for row, (width, height) in enumerate(SIZES):
-        kept = ours.images.encoded(row) == source.images.encoded(row)
-        assert kept == (min(width, height) <= 31)
-        image = Image.open(io.BytesIO(ours.images.encoded(row)))
-        assert image.format == "JPEG"
+    for row, size in enumerate(SIZES):
+        file = ours.images.encoded(row)
+        assert (file == source.images.encoded(row)) == (min(size) <= 31)
+        assert Image.open(io.BytesIO(file)).format == "JPEG"
         resized = Image.fromarray(source.images[row]).resize(shapes[row][::-1], Image.Resampling.LANCZOS)
         assert np.abs(ours.images[row].astype(int) - np.asarray(resized)).mean() < 2
 
 
 def test_any_number_of_processes_gives_the_same_files(small_voc, tmp_path):
-    for processes in (1, 3):
+    for processes in (1, 2):
         assert pack(config_of(small_voc, short_side=25, workers=processes), tmp_path / str(processes)).exit_code == 0
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
 
 
 def test_packed_data_has_the_groups_of_its_table(tmp_path, caplog):
@@ -208,7 +207,6 @@ def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_pa
     broken.write_bytes(b"")
     refusal(pack, config_of(small_voc), output, error=BadImage)
     assert pack(config_of(small_voc, val_split=""), output).exit_code == 0
-    assert len(open_packed(output, "train")) == 7
     assert "no split 'val'; it has train" in refusal(open_packed, output, "val")
     broken.write_bytes(whole)
     pack(config_of(small_voc), output)
@@ -233,16 +231,13 @@ def test_an_unreadable_image_is_refused_or_left_out(small_voc, tmp_path, refusal
     assert "is incomplete; repeat" in refusal(open_packed, output, "train")
 
     assert pack(skipping, output).exit_code == 0
-    ours, source = open_packed(output, "train"), open_split(skipping.data, "train")
-    assert_same_split(ours, source.take(np.array([0, 1, 2, 3, 5, 6]), "train"))
+    source = open_split(skipping.data, "train")
+    assert_same_split(open_packed(output, "train"), source.take(np.array([0, 1, 2, 3, 5, 6]), "train"))
     entry = json.loads((output / "manifest.json").read_text())["splits"]["train"]["shards"][1]
-    assert entry["records"] == 2
     (left_out,) = entry["left_out"]
-    assert (left_out["row"], left_out["id"]) == (4, "JPEGImages/t4.jpg")
+    assert (entry["records"], left_out["row"], left_out["id"]) == (2, 4, "JPEGImages/t4.jpg")
     assert "t4.jpg as an image" in left_out["why"]
 
-    assert "t4.jpg as an image: it" in refusal(pack, strict, output, error=BadImage)
-    assert "has no split 'train'" in refusal(open_packed, output, "train")
     broken.write_bytes(whole)
     pack(skipping, output)
     assert len(open_packed(output, "train")) == len(SIZES)

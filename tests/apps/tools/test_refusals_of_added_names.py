@@ -3,11 +3,13 @@
 from functools import partial
 
 import pytest
+from helpers.bench import drawn_model
 from helpers.named_runs import Q2L, write_run
 from helpers.refusals import Refusal, each
 from helpers.runs import Runs
 
 from mlmoe_jax.apps.tools.import_run import import_run
+from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -20,8 +22,11 @@ def world(tmp_path_factory):
 def refused(name, *says, then=None, **changes) -> Refusal:
     """The addition of labels to a run with these changes; `then` changes the config of the addition."""
 
+    def drawn(config, space):
+        return split_model(drawn_model(config, space), config)
+
     def make(at):
-        config = write_run(at, **changes)
+        config = write_run(at, drawn, **changes)
         return (then or (lambda config: config))(config), RunFolder(at / "more")
 
     return Refusal(name, make, lambda given: import_run(*given), *says)
