@@ -22,11 +22,9 @@ from mlmoe_jax.inference.explain import (
     write_samples,
 )
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups
-from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.sharding import make_mesh
 
 K, IMAGES = 4, 11
@@ -99,15 +97,10 @@ def make_run(tiny_vit, drawn_parts, runs):
     return run
 
 
-def predicted(run, split):
-    """Logits and gates of all images of a split from the step without attention."""
-    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, gates=True)
-    images = np.zeros((2, 8, 64, 64, 3), np.uint8)
-    images.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
-    batches = [{"image": x, "mask": np.zeros(8, np.float32), "id": np.zeros(8, np.int32)} for x in images]
-    found = [step(run.values, run.frozen, batch) for batch in device_batches(iter(batches), run.mesh)]
-    found = [Prediction(output["logits"], gates=output["gates"]) for output in found]
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)
+def predicted(run, split) -> Prediction:
+    """Return the prediction for all images of a split by the model itself."""
+    model = run.definition.merge({**run.values, **run.frozen})
+    return jax.jit(model)(run.preprocess(split.images.array))
 
 
 # -------------------------------------------------------------------------------------------------- choose_samples

@@ -202,6 +202,3 @@ def test_further_names_have_no_images_and_leave_the_others_as_they_are():
     np.testing.assert_array_equal(graph[:count, :count], before)
     np.testing.assert_array_equal(graph[count:, count:], np.eye(2))
     assert not graph[count:, :count].any()
-    more.save(file := io.BytesIO())
-    file.seek(0)
-    assert LabelSpace.from_arrays(read_npz(file)).names == more.names

@@ -6,13 +6,6 @@ import pytest
 from helpers.metric_cases import evaluate_scores, hard_case, probable
 
 from mlmoe_jax.evaluation.metrics import multilabel, reliability, threshold_search
-from mlmoe_jax.evaluation.metrics.entries import Entries
-
-
-def test_values_shared_by_groups_are_computed_once():
-    entries = Entries(np.eye(2), np.eye(2, dtype=bool), np.ones((2, 2), bool), k=1)
-    assert entries.per_class is entries.per_class
-    np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
 
 
 def test_the_sample_deviation_is_that_of_the_standard_library():
