@@ -1,3 +1,5 @@
+"""The groups of metrics: names, figures of labels with a tree, and what changes nothing."""
+
 import math
 import statistics
 
@@ -5,7 +7,11 @@ import numpy as np
 import pytest
 from helpers.metric_cases import evaluate_scores, hard_case, probable
 
-from mlmoe_jax.evaluation.metrics import multilabel, reliability, threshold_search
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.evaluation.metrics import multilabel, ranking, reliability, threshold_search
+from mlmoe_jax.evaluation.metrics.metric_groups import selectable_metrics
+from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS as KINDS
 
 
 def test_the_sample_deviation_is_that_of_the_standard_library():
@@ -51,3 +57,88 @@ def test_evaluate_scores_names_its_options():
     scores, labels, _ = hard_case()
     report = evaluate_scores(probable(scores), labels, None, {}, k=2)
     assert {name.partition("@")[2] for name in report} == {"", "1", "2", "top2", "top2_min0.5"}
+
+
+TREE = LabelTree(((3, 0), (1, 0), (6, 3), (3, 5)), ((0, 2),))
+
+
+def drawn() -> tuple[np.ndarray, np.ndarray]:
+    """Labels and scores of 40 images, of which 0 and 1 occur."""
+    draw = np.random.default_rng(0)
+    return draw.random((40, 7)) < 0.3, (draw.random((40, 7)) < 0.3).astype(np.float64)
+
+
+def test_the_metrics_are_those_of_hiclass():
+    """hiclass 5.0.8: precision, recall and f1 of the sets of labels with their ancestors, average="micro"."""
+    labels, scores = drawn()
+    metrics = evaluate_scores(scores, labels, None, {"0.5": 0.5}, tree=TREE)
+    expected = {"hP@0.5": 0.5, "hR@0.5": 0.4827586206896552, "hF1@0.5": 0.49122807017543857}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_unknown_labels_do_not_count():
+    labels, scores = np.array([[1, 0], [0, 0]]), np.array([[0.9, 0.1], [0.1, 0.9]])
+    metrics = evaluate_scores(scores, labels, [[1, 1], [0, 1]], {"0.5": 0.5}, tree=LabelTree(((1, 0),)))
+    assert (metrics["hP@0.5"], metrics["hR@0.5"]) == (1 / 2, 1)
+
+
+def test_predictions_agree_with_the_tree_at_each_threshold():
+    labels, _ = drawn()
+    raw = np.random.default_rng(1).random((40, 7))
+    limits = {"0.5": 0.5, "fitted": np.linspace(0.2, 0.8, 7)}
+    metrics = evaluate_scores(raw, TREE.add_implied(labels), None, limits, tree=TREE, raw=raw)
+    independent = evaluate_scores(raw, TREE.add_implied(labels), None, limits, tree=TREE)
+    for name in limits:
+        assert metrics[f"hF1@{name}"] == pytest.approx(metrics[f"OF1@{name}"]), "closed sets stay as they are"
+        assert independent[f"hF1@{name}"] != pytest.approx(independent[f"OF1@{name}"])
+
+
+def test_they_select_if_there_is_a_tree():
+    config = default_config()
+    assert "hF1@0.5" not in selectable_metrics(config)
+    config.data.tree = "tree.yaml"
+    labels, scores = drawn()
+    for tree in (TREE, LabelTree(TREE.implies), LabelTree((), TREE.exclusive)):
+        metrics = evaluate_scores(scores, labels, None, {"0.5": 0.5, "prior_matched_transductive": 0.5}, tree=tree)
+        assert {name for name in selectable_metrics(config) if name.startswith("h")} <= metrics.keys()
+    assert not [name for name in evaluate_scores(scores, labels, None, {"0.5": 0.5}) if name.startswith("h")]
+
+
+def all_metrics(scores, labels, mask):
+    """Return all metrics that depend on scores only through their order or through the returned classes."""
+    of_class = multilabel.per_class(scores, labels, mask=mask)
+    micro = [multilabel.micro_average_precision(scores, labels, mask=mask, interpolation=kind) for kind in KINDS]
+    predicted = multilabel.top_k(scores, 3, mask=mask)
+    figures = multilabel.precision_recall_f1(predicted, labels, mask=mask)
+    at_k = multilabel.map_at_k(scores, labels, 2, mask=mask)
+    return np.concatenate([*of_class.values(), micro, list(figures.values()), [at_k]])
+
+
+@pytest.mark.parametrize("value", [-99.0, 99.0, np.inf, -np.inf, np.nan])
+def test_masked_entries_are_ignored(value):
+    scores, labels, mask = hard_case()
+    changed = np.where(mask > 0, scores, value), np.where(mask > 0, labels, 1 - labels)
+    np.testing.assert_array_equal(all_metrics(*changed, mask), all_metrics(scores, labels, mask))
+    cuts, scores = {"0.5": 0.5}, probable(scores)
+    changed = np.where(mask > 0, scores, value), changed[1]
+    assert evaluate_scores(*changed, mask, cuts) == evaluate_scores(scores, labels, mask, cuts)
+
+
+@pytest.mark.parametrize("entries", [1, 20, 130])
+def test_blocks_change_nothing(monkeypatch, entries):
+    """A split is processed in blocks of rows, which are much larger than the splits of these tests."""
+    scores, labels, mask = hard_case()
+    scores = probable(scores)
+    expected = all_metrics(scores, labels, mask), evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    monkeypatch.setattr(ranking, "_ENTRIES", entries)
+    np.testing.assert_array_equal(all_metrics(scores, labels, mask), expected[0])
+    assert evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_type_of_scores_does_not_matter(dtype):
+    scores, labels, mask = hard_case()
+    scores = scores.astype(np.float16)
+    expected = all_metrics(scores.astype(np.float64), labels, mask)
+    np.testing.assert_array_equal(all_metrics(scores.astype(dtype), labels > 0, mask > 0), expected)
+    np.testing.assert_array_equal(all_metrics(np.asfortranarray(scores.astype(dtype)), labels, mask), expected)
