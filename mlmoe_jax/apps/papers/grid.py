@@ -168,7 +168,7 @@ class GridRun(GridPoint):
 
 
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
-    """Check the configs of a grid, and return its runs with the results of the runs that are finished.
+    """Check the configs of a grid, and return its runs without results, which `train_missing` reads.
 
     Args:
       points: the points of the grid.
@@ -190,7 +190,6 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
                 f"{run.folder} holds a run with a different config ({'; '.join(changed)}); rerun the original command "
                 "to resume, or choose another --workdir"
             )
-        run.read_results()
     return runs
 
 

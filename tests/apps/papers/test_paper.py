@@ -22,20 +22,6 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(figure, precision, reca
     assert checked > 35
 
 
-# --------------------------------------------------------------------------------------------------------- the notes
-@pytest.mark.parametrize("name", PAPERS)
-def test_notes_are_known_and_used(name):
-    paper, used = load_paper(name), set()
-    for result in paper.tables():
-        used |= set(result.notes)
-        for row in result.rows:
-            used |= set(row.notes) | {note for number in row.numbers.values() for note in number.notes}
-    assert used == set(paper.notes)
-    assert not paper.readings.keys() & paper.caveats.keys()
-    for text in paper.notes.values():
-        assert text.endswith(".")
-
-
 # ------------------------------------------------------------------------------------------------- rows and recipes
 def test_a_row_names_its_config():
     table = find_table("mlvpt.1")[1]

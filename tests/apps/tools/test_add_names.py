@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 from helpers.drawn_images import noise
 from helpers.named_runs import HEADS, write_run
-from helpers.runs import Runs, scores_by
+from helpers.runs import scores_by
 
 from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
-
-@pytest.fixture(autouse=True)
-def world(tmp_path_factory):
-    with Runs(tmp_path_factory.mktemp("tiny")).world():
-        yield
+pytestmark = pytest.mark.usefixtures("run")  # the smallest backbone
 
 
 @pytest.mark.variants(head=("Q2L", "shared experts", "ML-GCN", "cosine"))  # ML-Decoder adds as Q2L does

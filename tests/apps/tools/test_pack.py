@@ -238,6 +238,7 @@ def test_an_unreadable_image_is_refused_or_left_out(small_voc, tmp_path, refusal
     assert (entry["records"], left_out["row"], left_out["id"]) == (2, 4, "JPEGImages/t4.jpg")
     assert "t4.jpg as an image" in left_out["why"]
 
+    assert "t4.jpg as an image: it" in refusal(pack, strict, output, error=BadImage)
     broken.write_bytes(whole)
     pack(skipping, output)
     assert len(open_packed(output, "train")) == len(SIZES)

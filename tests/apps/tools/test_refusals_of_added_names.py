@@ -6,17 +6,12 @@ import pytest
 from helpers.bench import drawn_model
 from helpers.named_runs import Q2L, write_run
 from helpers.refusals import Refusal, each
-from helpers.runs import Runs
 
 from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
 
-
-@pytest.fixture(autouse=True)
-def world(tmp_path_factory):
-    with Runs(tmp_path_factory.mktemp("tiny")).world():
-        yield
+pytestmark = pytest.mark.usefixtures("run")  # the smallest backbone
 
 
 def refused(name, *says, then=None, **changes) -> Refusal:
