@@ -32,7 +32,9 @@ def test_scores_and_results_are_read_back(tmp_path):
         np.testing.assert_array_equal(table.codes, written[name].codes)
         np.testing.assert_array_equal(np.flatnonzero(~table.read), [2])
         assert require_split(folder, found, name) is table
-    assert found["val"].take(np.array([2, 0])).groups.tolist() == ["q", "p"]
+    taken = found["val"].take(np.array([2, 0])).with_labels(np.array([1, 0]))
+    assert (taken.ids.tolist(), taken.groups.tolist()) == (found["val"].ids[[2, 0]].tolist(), ["q", "p"])
+    np.testing.assert_array_equal(taken.codes, written["val"].codes[[2, 0]][:, [1, 0]])
     assert found["test"].groups is None
     assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
 

@@ -257,10 +257,3 @@ def test_the_backbone_of_a_prompt_tuned_model_is_loaded_and_other_tensors_are_li
     assert all(re.search(of_prompts, key) for key in report.unused)
     assert (len(report.unused), set(report.loaded), report.missing) == (others, set(values_of(vit)), ())
     np.testing.assert_array_equal(values_of(vit)["cls_token"], tensors[class_token])
-
-
-def test_a_hidden_layer_of_the_classifier_is_not_part_of_the_backbone(tmp_path):
-    tensors = random_tensors("VPT deep") | {"head.projection.0.weight": np.ones((D, D))}
-    tensors = renamed(tensors, ("^transformer", "enc.transformer"))
-    report = load_weights(make_vit(TUNED, 2), write(tmp_path / "a.npz", tensors))
-    assert {"head.projection.0.weight", "enc.transformer.prompt_embeddings"} < set(report.unused)

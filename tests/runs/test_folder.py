@@ -55,18 +55,6 @@ def test_what_can_be_made_and_what_is_there_is_accepted(folder, tmp_path, monkey
     RunFolder("gs://bucket/run").require_creatable()
 
 
-# ----------------------------------------------------------------------------------------------------- whole files
-def test_files_are_written_and_replaced(folder):
-    folder.write_text("labels.txt", "a\n")
-    folder.write_text("labels.txt", "grün\n")
-    assert folder.read_text("labels.txt") == "grün\n"
-    folder.write_bytes("deep/er/x.bin", b"\x00\xff")
-    assert folder.read_bytes("deep/er/x.bin") == b"\x00\xff"
-    folder.write_json("x.json", {"a": [1, 2.5, None, math.nan], "b": (1, math.inf)})
-    assert folder.read_json("x.json") == {"a": [1, 2.5, None, None], "b": [1, None]}, "JSON has no such numbers"
-    assert sorted(folder.files()) == [".lock", "deep/er/x.bin", "labels.txt", "x.json"]
-
-
 # ------------------------------------------------------------------------------------------------ links of others
 @pytest.mark.parametrize("link", ["report.html", "metrics.jsonl"])
 def test_a_link_in_the_place_of_a_file_is_replaced(folder, precious, link):

@@ -12,7 +12,6 @@ from mlmoe_jax.runtime.sharding import (
     LabelAxes,
     abstract_shards,
     make_mesh,
-    remove_padding,
     shard_batch,
     tree_shardings,
     unpad,
@@ -120,16 +119,6 @@ def test_padding_is_cut_by_one_program_per_shape(caplog):
         stored = unpad(later, mesh, LABELS)
         assert "Compiling" not in caplog.text
     np.testing.assert_array_equal(stored["head/kernel"], np.arange(48.0).reshape(4, 12)[:, :10] + 1)
-
-
-def test_padding_is_cut_inside_the_step_and_has_no_gradient():
-    kernel = np.random.default_rng(0).normal(size=(4, 12)).astype(np.float32)
-    cut = remove_padding({"head/kernel": kernel, "other": kernel}, LABELS)
-    np.testing.assert_array_equal(cut["head/kernel"], kernel[:, :10])
-    assert cut["other"] is kernel
-    gradient = jax.grad(lambda tree: (remove_padding(tree, LABELS)["head/kernel"] ** 2).sum())({"head/kernel": kernel})
-    np.testing.assert_array_equal(gradient["head/kernel"], np.pad(2 * kernel[:, :10], ((0, 0), (0, 2))))
-    assert remove_padding({"head/kernel": kernel}, None)["head/kernel"] is kernel
 
 
 def test_the_host_is_at_most_two_steps_ahead_of_the_device(monkeypatch):
