@@ -65,13 +65,6 @@ def test_training_and_evaluation_agree(page):
 
 
 @pytest.mark.slow
-def test_the_predictor_labels_every_image(page):
-    results = page["predictor"](list(page["images"]), top_k=2)
-    assert [len(result.labels) for result in results] == [2, 2, 2]
-    assert page["result"].labels == results[-1].labels
-
-
-@pytest.mark.slow
 def test_comments_on_the_page_are_what_it_prints(page):
     """Every `print(...)  # text` of the page prints the text."""
     shown = re.findall(r"^ *print\((.*)\)  # (.*)$", PAGE.read_text(), re.MULTILINE)

@@ -17,7 +17,6 @@ from helpers.twins import error
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.outputs import Prompts
-from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, recognize
 from tools.parity import vit as twins
 
@@ -224,21 +223,6 @@ def test_gradients_of_prompts_equal_those_of_all_tokens(vit, image):
     ours = gradient(lambda prompts: vars(vit(image, prompts, read=("prompts", "cls"))))
     assert all(jnp.abs(theirs[index]).max() > 1e-5 for index in range(vit.shape.depth))
     assert error(ours, theirs) < 1e-4
-
-
-@pytest.mark.slow
-def test_kernels_stored_in_bfloat16_equal_cast_kernels(image):
-    shape, read = SHAPES["clip"], ("cls",)
-    prompts = made(shape, "deep")
-    half, params, _ = ModelDef.split(made_vit(shape, dtype=jnp.bfloat16))
-    stored = {path: x.astype(jnp.bfloat16) if path.endswith("/kernel") else x for path, x in params.items()}
-    outputs = [half.merge(values)(image, prompts, read=read).cls for values in (params, stored)]
-    np.testing.assert_array_equal(*outputs)
-    full, _, _ = ModelDef.split(made_vit(shape))
-    rounded = {path: x.astype(np.float32) for path, x in stored.items()}
-    outputs = [full.merge(values)(image, prompts, read=read).cls for values in (rounded, stored)]
-    assert outputs[1].dtype == np.float32
-    np.testing.assert_allclose(*outputs, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------- counts

@@ -98,19 +98,6 @@ def test_add_gcn_is_the_torch_twin(mode):
             close(found[path], after if mode == "train" else before, path)
 
 
-def test_the_dynamic_graph_is_that_of_the_torch_twin():
-    definition, *_ = ModelDef.split(nnx.eval_shape(add_gcn))
-
-    def dynamic(values, patches):
-        head = definition.merge(values)
-        label_features = head.label_features(patches, head.map_classifier(patches).astype(jnp.float32))
-        return head.graph.adjacency(head.graph.spread_static(label_features))
-
-    graph = jax.jit(dynamic)(stored("add_gcn"), features_of("add_gcn").patches)
-    # our rows are the authors' columns: the weights of all labels for one label
-    close(graph, TWIN["add_gcn/eval/dynamic"].swapaxes(1, 2))
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "part", "macs"),
     [("ml_gcn", 44_904_512, 0, 80 * 2048), ("add_gcn", 48_165_344, 1, (20 * 80 + 80**2) * 1024)],

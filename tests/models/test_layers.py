@@ -52,14 +52,6 @@ def test_attend(mask, batches):
 
 
 @pytest.mark.slow
-def test_attend_under_vmap_and_remat():
-    parts = tokens(5), tokens(7, seed=1), tokens(7, seed=2)
-    stacked = [jnp.stack([part, -part]) for part in parts]
-    mine, plain = (jax.vmap(jax.checkpoint(form)) for form in (attend, textbook))
-    assert_near(with_gradients(mine, *stacked), with_gradients(plain, *stacked))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_attend_in_16_bits(dtype):
     parts = [tokens(number, seed=seed, dtype=dtype) for seed, number in enumerate((5, 7, 7))]

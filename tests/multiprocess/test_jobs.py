@@ -124,17 +124,11 @@ def test_processes_equal_one_with_as_many_devices_bit_for_bit(start_job, config_
 
 
 @pytest.mark.slow
-def test_three_processes_evaluate_and_predict_as_one_does(start_job, config_file, backbone, tmp_path):
-    """11 and 13 images on 3 processes: the evaluation is equal to the last digit."""
+def test_three_processes_predict_as_one_does(start_job, config_file, backbone, tmp_path):
     folder = tmp_path / "run"
     train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(folder))
-    evaluated, tables = [], []
+    tables = []
     for count in (3, 1):
-        job = start_job(count, "--mode=eval", f"--workdir={folder}", "--config.data.test_splits=val,test", "--json")
-        finished(job)
-        assert stored_metrics(folder) == json.loads(job.printed(0))
-        evaluated.append((stored_metrics(folder), scores(folder)))
-
         output = tmp_path / f"by-{count}.csv"
         images = f"--images={config_file.parent / 'test'}"
         job = start_job(count, "--mode=predict", f"--workdir={folder}", images, f"--output={output}")
@@ -143,8 +137,6 @@ def test_three_processes_evaluate_and_predict_as_one_does(start_job, config_file
         assert all(job.printed(number) == "" for number in range(1, count))
         with open(output) as file:
             tables.append(list(csv.DictReader(file)))
-    assert evaluated[0][0] == evaluated[1][0]
-    assert np.array_equal(evaluated[0][1], evaluated[1][1], equal_nan=True)
     for ours, wanted in zip(*tables, strict=True):
         assert all(ours[name] == wanted[name] for name in ("image", "labels", "error"))
         if not wanted["error"]:

@@ -166,33 +166,21 @@ def test_labels_are_matched_by_name(config, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_group_experts_are_transferred_label_by_label(config, tmp_path, capsys):
+def test_labels_that_change_their_groups_are_named(config, tmp_path, capsys):
     use_ml_vpt(config)
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow", groups=2))
     config.init_from = str(tmp_path / "a")
     parts = initial_parts(config, space_of("cow", "cat", groups=2))  # cow was in group 0; cat moves to group 1
-    for side in ("co", "dc"):
-        for name in ("gate/kernel", "gate/bias"):
-            ours, path = parts.trainable[f"head/{side}/{name}"], f"head/{side}/{name}"
-            np.testing.assert_array_equal(ours, theirs[path][:, [2, 0]], err_msg=path)
-        np.testing.assert_array_equal(
-            parts.trainable[f"head/{side}/classifier/kernel"], theirs[f"head/{side}/classifier/kernel"][[2, 0]]
-        )
-    for path in ("prompts/deep", "head/bank/up/kernel"):
-        np.testing.assert_array_equal(parts.trainable[path], theirs[path])
-    told = capsys.readouterr().err
-    assert "labels matched by name: cow, cat; new: none; left out: dog" in told
-    assert "1 of these labels change their groups (cat)" in told
+    path = "head/co/gate/kernel"
+    np.testing.assert_array_equal(parts.trainable[path], theirs[path][:, [2, 0]])
+    assert "1 of these labels change their groups (cat)" in capsys.readouterr().err
 
     config.model.prompts.num_groups = 3
-    parts = initial_parts(config, space_of("cow", "cat", "dog", groups=3))
+    initial_parts(config, space_of("cow", "cat", "dog", groups=3))
     told = capsys.readouterr().err.replace("\n", " ")
     # with the same number of experts per group, only the groups show that the gates have another meaning
-    assert "head/co/gate/kernel" in told.partition("not transferred, other groups of prompts: ")[2]
-    np.testing.assert_array_equal(
-        parts.trainable["head/co/classifier/kernel"], theirs["head/co/classifier/kernel"][[2, 0, 1]]
-    )
+    assert path in told.partition("not transferred, other groups of prompts: ")[2]
 
 
 @pytest.mark.slow
