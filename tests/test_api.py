@@ -194,13 +194,6 @@ def test_the_page_names_the_errors_of_label_groups():
 
 
 @pytest.mark.slow
-def test_the_predictor_takes_the_same_overrides(page):
-    for overrides in ({"eval.threshold": 0.3}, [("eval.threshold", "0.3")]):
-        assert (mm.Predictor.from_run("runs/api", overrides).thresholds == 0.3).all()
-    assert (page["predictor"].thresholds == 0.5).all()
-
-
-@pytest.mark.slow
 def test_a_stopped_training_is_a_keyboard_interrupt(page, monkeypatch):
     from mlmoe_jax.training import loop
 

@@ -266,24 +266,12 @@ def parameters(shape) -> dict[str, jax.ShapeDtypeStruct]:
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in COUNTS])
 def test_parameter_counts(name):
     entry = catalog.entry(name)
-    params = parameters(entry.shape)
-    assert sum(value.size for value in params.values()) == COUNTS[name]
+    assert sum(value.size for value in parameters(entry.shape).values()) == COUNTS[name]
     assert entry.shape.patch == (16 if name.startswith("vit") else 14 if name.startswith("dino") else 32)
-    if name == "resnet101":
-        # frozen in Q2L, and the convolutions that it trains
-        first = {path: v.size for path, v in params.items() if path.startswith(("stem/", "stages/0/"))}
-        assert sum(first.values()) == 225_344
-        rest = [v.size for path, v in params.items() if path.endswith("kernel") and path not in first]
-        assert sum(rest) == 42_172_416
-        assert {"stem/conv/kernel", "stages/2/5/norm1/scale", "stages/3/0/shortcut/conv/kernel"} <= set(params)
-    if name.startswith("convnext"):
-        assert {"stages/2/blocks/5/depthwise/kernel", "stages/1/downsample/norm/scale"} <= set(params)
     if name.startswith("efficientnet"):
         count, macs = ARRAYS["efficientnet"][f"lite{name[-1]}/counts"].tolist()
         assert count == COUNTS[name]
         assert entry.shape.published_macs(entry.image_size, None) == (macs, 0, ((entry.image_size + 31) // 32) ** 2)
-        assert {"blocks/15/expand/conv/kernel", "top/norm/scale"} <= set(params)
-        assert "blocks/0/expand/conv/kernel" not in params
 
 
 def test_multiplications_of_resnet_101():

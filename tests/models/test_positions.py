@@ -4,11 +4,9 @@ from helpers.paths import PARITY
 from helpers.twins import error
 
 from mlmoe_jax.models.layers.positions import (
-    CUBIC,
     LINEAR,
     detr_positions,
     resample_positions,
-    resampling_weights,
     sine_positions,
 )
 
@@ -39,16 +37,6 @@ def test_a_table_in_half_precision_is_resampled_in_float32():
     ours = resample_positions(half, (8, 7))
     assert ours.dtype == np.float32
     np.testing.assert_array_equal(ours, resample_positions(half.astype(np.float32), (8, 7)))
-
-
-@pytest.mark.parametrize("kernel", [CUBIC, LINEAR])
-@pytest.mark.parametrize("antialias", [False, True])
-def test_weights_sum_to_one_also_at_the_border(antialias, kernel):
-    settings = {"antialias": antialias, "kernel": kernel}
-    for source, target in ((37, 16), (5, 9), (7, 7), (9, 1)):
-        weights = resampling_weights(source, target, **settings)
-        np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-12)
-    np.testing.assert_array_equal(resampling_weights(7, 7, **settings), np.eye(7))
 
 
 def test_sine_positions_by_hand():

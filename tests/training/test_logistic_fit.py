@@ -135,12 +135,6 @@ def test_images_that_cannot_be_read_have_no_part_in_the_fit(tmp_path, monkeypatc
     assert [line.split(",")[0] for line in rows] == ["split", "train"]
 
 
-def test_keys_about_steps_have_no_effect(finished, tmp_path):
-    folder, steps = RunFolder(tmp_path / "other"), {"train__batch_size": 7, "train__accumulate": 7}
-    train(recipe("logistic", optim__schedule="cosine", optim__warmup_steps=9, **steps), folder)
-    assert folder.read_json("results.json") == finished[0].read_json("results.json")
-
-
 @pytest.mark.variants("projects")
 @pytest.mark.parametrize("projects", [True, False], ids=["projected", "not projected"])
 def test_with_vectors_of_names_the_fit_is_of_normalized_features_and_starts_from_the_vectors(

@@ -1,4 +1,4 @@
-"""The training loop as a whole: what a training writes, what it selects, and the four sources of initial values."""
+"""The training loop as a whole: what a training writes and what it selects."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run, read_run
+from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.training import loop
 from mlmoe_jax.training.hooks import Hook
@@ -128,19 +128,6 @@ def test_held_out_selection_scores_the_test_split_once(tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("run")
-def test_a_split_with_enough_positives_selects(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "few_positives", lambda labels: "")
-    folder = RunFolder(tmp_path)
-    results = train(recipe("probe"), folder)
-    measured = [row[f"val/{kind}/mAP"] for row in folder.rows()[2::3] for kind in ("raw", "ema")]
-    printed = capsys.readouterr().err
-    assert f"best mAP on val, {100 * max(measured):.2f} %" in printed
-    assert "selects nothing" not in printed
-    assert results["val"]["mAP"] == max(measured)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("run")
 def test_a_training_stops_early_by_the_chosen_metric(tmp_path, monkeypatch, capsys):
     """The raw weights are best after the first of four epochs; their mAP, which nothing looks at, rises."""
     falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), loop.measure
@@ -158,15 +145,3 @@ def test_a_training_stops_early_by_the_chosen_metric(tmp_path, monkeypatch, caps
     assert "stopping early: the best AUC_macro is more than train.patience=1 epochs old" in printed
     assert "raw weights of step 3 (best AUC_macro on val, 90.00 %)" in printed
     assert folder.rows()[-1]["step"] == 9, "after the third epoch"
-
-
-# ------------------------------------------------------------------------------------------------------ initial values
-@pytest.mark.slow
-def test_a_training_starts_with_the_values_of_init_from(run, tmp_path):
-    """Its steps change nothing. What an origin gives is in tests/training/test_initialization.py."""
-    whole, folder = run("probe"), RunFolder(tmp_path / "run")
-    changes = {"train__epochs": 1, "optim__learning_rate": 1e-30, "ema__decay": 0.0}
-    train(recipe("probe", init_from=str(whole.folder), **changes), folder)
-    started, source = open_run(folder), open_run(whole.folder)
-    for path, value in {**source.values, **source.frozen}.items():
-        np.testing.assert_array_equal({**started.values, **started.frozen}[path], value, err_msg=path)

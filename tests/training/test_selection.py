@@ -46,15 +46,7 @@ def test_notes_do_not_change_with_later_rounds():
     consider(selection, 1, raw=0.1)
     notes = selection.notes()
     consider(selection, 2, raw=0.2)
-    assert notes == {
-        "metric": "mAP",
-        "step": 1,
-        "kind": "raw",
-        "split": "val",
-        "best": {"raw": 0.1},
-        "best_step": {"raw": 1},
-        "finished": False,
-    }
+    assert (notes["step"], notes["best"], notes["best_step"]) == (1, {"raw": 0.1}, {"raw": 1})
 
 
 @pytest.mark.parametrize(("select_on", "split"), [("val", "dev"), ("none", "dev"), ("test", "first")])
