@@ -121,6 +121,7 @@ REQUESTS = [
     infer("a cut element", "does not fit", binary(message(size=len(BINARY) - 1), BINARY[:-1])),
     infer("a cut length", "does not fit", binary(message(size=3), b"\xff\xff\xff")),
     infer("a length in letters", "should be the length of the JSON", binary(message(size=len(BINARY)), length="x")),
+    infer("too large a length", "should be the length of the JSON", binary(message(size=len(BINARY)), length="99999")),
     *(pixels(f"pixels of {value}", "does not fit", data=[*[0] * 95, value]) for value in (256, 0.5)),
     pixels("too few pixels", "does not fit", data=[0] * 95),
     pixels("pixels without channels", "UINT8 of shape [N, 4, 4, 3]", shape=[1, 4, 4]),

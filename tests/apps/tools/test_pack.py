@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,12 +119,6 @@ def start_slowly(small_voc, tmp_path, processes):
     return subprocess.Popen(command, **options), tmp_path / "out"
 
 
-def workers_of(process: int) -> list[int]:
-    """Return the ids of the packing workers of a process."""
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 def is_alive(group: int) -> bool:
     """Return whether any process of a group is running."""
     try:
@@ -161,16 +154,6 @@ def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     assert {file: (output / file).stat().st_mtime_ns for file in kept} == kept
     assert pack(config, tmp_path / "fresh").exit_code == 0
     assert files_of(output) == files_of(tmp_path / "fresh")
-
-
-def test_a_killed_worker_is_reported(pairs, tmp_path):
-    process, output = start_slowly(pairs, tmp_path, 2)
-    while process.poll() is None and len(workers := workers_of(process.pid)) < 2:
-        time.sleep(0.02)
-    os.kill(workers[0], signal.SIGKILL)
-    err = process.communicate(timeout=60)[1]
-    assert "UserError: a packing process was killed, perhaps because memory ran out" in err
-    assert pack(config_of(pairs), output).exit_code == 0
 
 
 def test_lost_and_changed_shards_and_those_of_changed_images_are_written_again(pairs, tmp_path, capsys):

@@ -19,6 +19,7 @@ from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.shards import write_shards
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.packed import open_packed, verify
 from mlmoe_jax.errors import UserError
@@ -192,6 +193,12 @@ OF_PACKING = [
     of_packing("other labels", relabel, "packed with other images, labels or groups (train-00000-of-00001"),
     of_packing("a folder of the user", write_photo, "contains other files, such as holiday.jpg"),
     of_packing("a file of the user", write_photo, "cannot make", output="out/holiday.jpg"),
+    Refusal(
+        "a worker that ends",
+        None,
+        lambda at: [*write_shards(os._exit, [1, 1], 2)],
+        "a packing process was killed, perhaps because memory ran out; lower --config.data.workers and repeat",
+    ),
 ]
 
 
