@@ -67,6 +67,9 @@ def test_two_runs_are_matched_by_image_and_label(two):
     assert list(found.ap) == ["a", "b", "c"]
     np.testing.assert_allclose([[c.a, c.b] for c in found.ap.values()], np.transpose(plain))
     assert list(found.positives.values()) == (label & mask).sum(axis=0).tolist()
+    f1 = [multilabel.precision_recall_f1(scores >= 0.5, label, mask=mask)["CF1"] for scores in (one.scores, noise)]
+    change = found.metrics["CF1@0.5"]
+    assert [change.a, change.b] == pytest.approx(f1)
     # the interval of mAP from explicit resamples
     differences = []
     for weights in draw(40, 60, seed=0):

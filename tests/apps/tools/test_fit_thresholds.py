@@ -109,6 +109,13 @@ def test_labels_with_few_positives_share_a_bound_of_their_own():
     assert (
         found.values["c"] == best_thresholds(table.scores, table.codes, **few | {"per": "class", "miss_rate": 0.1})[2]
     )
+    table.codes[10:14, 0] = 1
+    table.codes[20:24, 1] = 1
+    found = fit_thresholds(table, "abc", config_with(goal="miss_rate", miss_rate=0.09))
+    shared = best_thresholds(table.scores[:, :2], table.codes[:, :2], **few | {"miss_rate": 0.09})
+    assert found.source["shared"] == ["a", "b"]
+    assert [found.values[name] for name in "ab"] == shared.tolist()
+    assert shared[0] > 0
 
 
 def test_fitting_on_training_images_logs_a_warning(tmp_path, caplog):
