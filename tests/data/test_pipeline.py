@@ -110,12 +110,10 @@ def test_label_codes_become_labels_and_masks(difficult, label, known):
 
 
 def test_prepare_normalizes_each_channel():
-    image = np.zeros((2, SIDE, SIDE, 3), np.uint8)
-    image[1] = [255, 51, 153]
-    ready = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))(image)
-    assert (ready.shape, ready.dtype) == ((2, SIDE, SIDE, 3), np.float32)
-    np.testing.assert_allclose(ready[0, 0, 0], [-2, -2, -3], rtol=1e-6)
-    np.testing.assert_allclose(ready[1, 2, 3], [2, -1, 3], rtol=1e-6)
+    image, mean, std = noise(2).images.array[:, :, :SIDE], (0.5, 0.4, 0.3), (0.25, 0.2, 0.1)
+    ready = Preprocess(SIDE, mean, std)(image)
+    assert ready.dtype == np.float32
+    np.testing.assert_allclose(ready, (image / 255 - mean) / std, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------ training

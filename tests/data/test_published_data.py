@@ -179,11 +179,6 @@ def test_labels_are_in_one_file_or_in_one_per_concept(tmp_path):
     assert listed(opened("nuswide", tmp_path)) == separate, "the one file takes precedence"
 
 
-def test_the_concepts_are_the_published_ones():
-    assert len(CONCEPTS) == 81
-    assert list(CONCEPTS) == sorted(CONCEPTS)
-
-
 # -------------------------------------------------------------------------------------------------------- Visual Genome
 CLASSES = list(json.loads(CATEGORIES.read_text()))
 OF_NAME = {name: k for k, names in enumerate(json.loads(CATEGORIES.read_text()).values()) for name in names}

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from helpers.scored_run import drawn_split
 from scipy.special import expit, logit
-from sklearn.calibration import _SigmoidCalibration
 from sklearn.linear_model import LogisticRegression
 
 from mlmoe_jax.config import default_config
@@ -51,16 +50,6 @@ def test_a_fit_with_a_prior_is_penalized_logistic_regression():
         share = expit(features @ theta)
         hessian = features.T @ np.diag(share * (1 - share)) @ features + np.eye(2) / variance
         np.testing.assert_allclose(variances, np.linalg.inv(hessian).diagonal(), rtol=1e-6)
-
-
-def test_a_fit_to_the_targets_of_platt_is_the_sigmoid_of_sklearn():
-    scores, positive, _ = case()
-    positive, logits = positive[:, 0], logit(scores[:, 0])
-    count = positive.sum()
-    targets = np.where(positive, (count + 1) / (count + 2), 1 / (len(logits) - count + 2))
-    theta, _ = fit_one(logits, targets, 1e12)
-    theirs = _SigmoidCalibration().fit(logits, positive)
-    np.testing.assert_allclose(theta, [-theirs.a_, -theirs.b_], rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -156,8 +156,6 @@ def test_results_are_written(tmp_path, monkeypatch):
         metrics = {"mAP": (1 + seed) / 4, "OP@0.5": 1.0}
         measured[name] = Measured(scored, scored.entries("ignore"), metrics, [])
     write_measured(folder, measured, CLASSES, settings)
-    stored = read_split_results(folder)["test"]
-    assert (stored.settings, stored.metrics, stored.finished) == (settings, measured["test"].metrics, False)
     rows = csv_rows(tmp_path / "per_class.csv")
     assert list(rows[0]) == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
     assert [(row["split"], row["label"]) for row in rows] == [(name, label) for name in measured for label in CLASSES]

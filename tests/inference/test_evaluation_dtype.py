@@ -42,15 +42,6 @@ def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     assert trained - {"float32"} == {"bfloat16"}
 
 
-def test_the_same_type_is_the_same_structure():
-    config = load_config("linear_probe:dataset=digits", [])
-    space = synthetic_label_space(4, 2)
-    parts = abstract_parts(config, space)
-    assert evaluated_definition(config, parts, space) is parts.definition
-    config.eval.dtype = "float32"
-    assert evaluated_definition(config, parts, space) is parts.definition
-
-
 @pytest.mark.usefixtures("tiny_vit")
 def test_the_steps_of_a_training_evaluate_in_the_type_of_evaluation():
     config = load_config("mlvpt_digits", [("eval.dtype", "float16")])

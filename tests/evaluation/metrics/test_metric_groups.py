@@ -133,12 +133,3 @@ def test_blocks_change_nothing(monkeypatch, entries):
     monkeypatch.setattr(ranking, "_ENTRIES", entries)
     np.testing.assert_array_equal(all_metrics(scores, labels, mask), expected[0])
     assert evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_type_of_scores_does_not_matter(dtype):
-    scores, labels, mask = hard_case()
-    scores = scores.astype(np.float16)
-    expected = all_metrics(scores.astype(np.float64), labels, mask)
-    np.testing.assert_array_equal(all_metrics(scores.astype(dtype), labels > 0, mask > 0), expected)
-    np.testing.assert_array_equal(all_metrics(np.asfortranarray(scores.astype(dtype)), labels, mask), expected)
