@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from helpers.shapes import check_shapes
 
 check_shapes()
@@ -83,14 +84,25 @@ def is_slow(item: pytest.Item) -> bool:
     """Return whether a test runs only with --all, by its place or one of the markers `slow` and `variants`."""
 
     def varies(mark: pytest.Mark) -> bool:
-        case = item.callspec
-        if unknown := {*mark.args, *mark.kwargs} - case.params.keys():
+        params = item.callspec.params
+        if unknown := {*mark.args, *mark.kwargs} - params.keys():
             raise pytest.UsageError(f"{item.nodeid} has no argument {unknown.pop()}, which its marker variants names")
-        others = any(case.params[name] not in values for name, values in mark.kwargs.items())
-        return others or any(case.indices[name] for name in mark.args)
+        others = any(params[name] not in values for name, values in mark.kwargs.items())
+        return others or not all(has_first_value(item, name) for name in mark.args)
 
     of_tools = item.nodeid.startswith("tools/")
     return of_tools or "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
+
+
+def has_first_value(item: pytest.Item, name: str) -> bool:
+    """Return whether an argument of a test has the first value that its `parametrize` or its fixture gives."""
+    for mark in item.iter_markers("parametrize"):
+        names, values = mark.args
+        names = [one.strip() for one in names.split(",")] if isinstance(names, str) else [*names]
+        if name in names:
+            first = ParameterSet.extract_from(next(iter(values)), force_tuple=len(names) == 1)
+            return item.callspec.params[name] is first.values[names.index(name)]
+    return item.callspec.indices[name] == 0  # a fixture; of arguments, pytest counts combinations
 
 
 @pytest.hookimpl(wrapper=True)

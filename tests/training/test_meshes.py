@@ -42,7 +42,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "meshes", "accumulate"),
     [
-        ("mlvpt_digits", [(1, 2, 4)], 2),
+        pytest.param("mlvpt_digits", [(1, 2, 4)], 2, marks=pytest.mark.budget(20)),  # two programs of eight devices
         pytest.param(DR_MOE, [(1, 1, 8)], 2, marks=SLOW),
         pytest.param(BATCH_NORM, [(8, 1, 1), (4, 2, 1)], 1, marks=SLOW),
         *(pytest.param(reference, MESHES, 1, marks=SLOW) for reference in REFERENCES),
