@@ -21,7 +21,7 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
 from mlmoe_jax.training.mixing import Mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
-from mlmoe_jax.training.optim import ema_update, updates_made
+from mlmoe_jax.training.optim import ema_update, global_norm, updates_made
 
 
 @jax.tree_util.register_dataclass
@@ -183,7 +183,7 @@ def make_train_step(
         gradient, metrics, stats = differentiate(moving, frozen, batch, batch, key)
 
         after = moving.updated(gradient, stats, optimizer, ema_decay)
-        metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
+        metrics = {**metrics, "gradient_norm": global_norm(gradient)}
         if skips:
             after = _unless_finite(metrics, moving, after)
             metrics["skipped_steps"] = after.step - updates_made(after.opt)

@@ -216,3 +216,9 @@ def test_muon_updates_the_matrices_of_the_backbone_and_adamw_the_other_parameter
     for path, factor in ((TALL, 1.0), (WIDE, 0.1)):
         step = 0.2 * np.sqrt(max(shapes[path])) * pushed(gradient[path]) + 0.3 * params[path]
         np.testing.assert_allclose(updates["muon"][path], -PEAK * factor * step, rtol=1e-3, atol=1e-5)
+
+
+def test_the_global_norm_is_that_of_all_values():
+    gradient = some(5, {"matrix": (6, 4), "bias": (3,), "experts": (5, 2, 3), "kernel": (3, 3, 2, 4)})
+    expected = np.linalg.norm(np.concatenate([value.ravel() for value in gradient.values()]))
+    np.testing.assert_allclose(jax.jit(optim.global_norm)(gradient), expected, rtol=1e-6)
