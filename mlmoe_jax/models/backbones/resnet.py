@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -95,8 +96,10 @@ class Bottleneck(nnx.Module):
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         y = jax.nn.relu(self.norm1(self.conv1(x)))
         y = jax.nn.relu(self.norm2(self.conv2(y)))
-        y = self.norm3(self.conv3(y))
-        return jax.nn.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+        y = self.norm3(self.conv3(y)) + (x if self.shortcut is None else self.shortcut(x))
+        # This is ReLU. With a maximum, XLA on a CPU recomputes the sums of all earlier blocks in the backward pass of
+        # each block.
+        return jnp.where(y <= 0, 0, y)
 
 
 class ResNet(ConvolutionalBackbone):
