@@ -262,7 +262,7 @@ def test_what_the_parts_refuse(page, refusal):
     linear, balanced = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), mm.load_config("linear_probe:dataset=digits")
     balanced.loss.positive_weight = 0.0
     for says, error, function, *arguments in (
-        ("cannot be set to None", mm.UserError, mm.Predictor.from_run, "runs/api", {"eval.threshold": None}),
+        ("takes a number of at least 0", mm.UserError, mm.Predictor.from_run, "runs/api", {"eval.threshold": None}),
         ("none.png", mm.UserError, mm.read_images, "none.png", page["config"]),
         ("make_loss", mm.UserError, mm.make_loss, balanced),
         (

@@ -209,7 +209,7 @@ def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(na
 
 
 @pytest.mark.variants(name=("ml_decoder", "dr_moe", "add_gcn"))
-@pytest.mark.parametrize("name", [*DEEP, "ml_gcn", "add_gcn"])
+@pytest.mark.parametrize("name", [*DEEP, "add_gcn"])
 def test_half_precision_is_only_internal(name):
     draw = np.random.default_rng(0)
     heads = [drawn(lambda dtype=dtype: make_head(name, dtype=dtype), 0.3) for dtype in (None, jnp.bfloat16)]

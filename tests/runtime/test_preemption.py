@@ -117,6 +117,7 @@ def test_a_command_ends_at_the_next_safe_point(number, safe_point):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what Python ignores
 def test_a_signal_in_a_callback_is_not_lost():
     """Python ignores what a callback of the garbage collector raises."""
     signals = [signal.SIGTERM, signal.SIGINT]  # the handler raises at the second one
