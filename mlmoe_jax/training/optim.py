@@ -124,7 +124,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
         "sgd": (add_decay, momentum),
     }[optim.name]
     return optax.chain(
-        optax.clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
+        _clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
         *core,
         scale_rate,
         optax.scale_by_learning_rate(rate),
@@ -153,6 +153,16 @@ def _sum_of_squares(x: Array) -> Array:
     if x.ndim < 3:
         return at_once(x)
     return lax.platform_dependent(x, cpu=in_parts, default=at_once)
+
+
+def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """Return `optax.clip_by_global_norm` with the norm that a step reports, so that it is computed once."""
+
+    def clip(updates: Params, _: Any) -> Params:
+        norm = global_norm(updates)
+        return {path: jnp.where(norm < limit, u, u / norm * limit) for path, u in updates.items()}
+
+    return optax.stateless(clip)
 
 
 def updates_made(opt: Any) -> Array:
