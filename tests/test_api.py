@@ -259,8 +259,8 @@ def test_features_after_the_last_block_are_those_of_the_backbone(page):
 
 @pytest.mark.slow
 def test_what_the_parts_refuse(page, refusal):
-    linear, balanced = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), mm.load_config("linear_probe:dataset=digits")
-    balanced.loss.positive_weight = 0.0
+    linear = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    balanced = mm.load_config("linear_probe:dataset=digits", {"loss.kind": "bce", "loss.positive_weight": 0})
     for says, error, function, *arguments in (
         ("takes a number of at least 0", mm.UserError, mm.Predictor.from_run, "runs/api", {"eval.threshold": None}),
         ("none.png", mm.UserError, mm.read_images, "none.png", page["config"]),

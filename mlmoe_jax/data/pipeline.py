@@ -57,20 +57,20 @@ class _Examples(grain.transforms.MapWithIndex):
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
         self.difficult, self.size = data_config.difficult_train, data_config.image_size
         self.reader = ImageReader.from_config(data_config, augment)
-        self._file: BinaryIO | None = None
+        self._copy = -1  # the descriptor of the open file with a copy of the split
 
     def store(self, file: BinaryIO) -> None:
         """Write the split to an open file, before this transform is pickled."""
-        self._file = file
         cloudpickle.dump(self.split, file)
         file.flush()
+        self._copy = file.fileno()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "split": None, "_file": reduction.DupFd(self._file.fileno())}
+        return {**self.__dict__, "split": None, "_copy": reduction.DupFd(self._copy)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        with open(state["_file"].detach(), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            self.__dict__.update(state, split=pickle.loads(data), _file=None)
+        with open(state["_copy"].detach(), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            vars(self).update(state, split=pickle.loads(data), _copy=-1)
 
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process

@@ -113,7 +113,7 @@ class Split:
         if not len(absent):
             return self
         present = np.setdiff1d(np.arange(len(self)), absent)
-        kept = self.take(present, self.name).leave_out("with no file", [self.ids[row] for row in absent])
+        kept = self.take(present, self.name).leave_out("with no file", [self.ids[int(row)] for row in absent])
         return replace(kept, missing=self.take(absent, self.name))
 
     def leave_out(self, reason: str, images: Sequence[str]) -> Split:

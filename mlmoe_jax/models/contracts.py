@@ -182,6 +182,9 @@ class Adapter(nnx.Module):
     The delta of a linear layer must be an affine function of its input, and the delta of a norm of its output.
     """
 
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs):
+        """Create no parameters. The constructor of a subclass may take others if it overrides `from_config`."""
+
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
         """Build the adapter for a backbone, with initial values. The default passes all arguments to the constructor.

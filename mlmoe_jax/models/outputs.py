@@ -45,20 +45,20 @@ class Prompts:
     @classmethod
     def none(cls, blocks: int, width: int) -> Self:
         """Return P = 0 prompts for L = `blocks` blocks and D = `width`."""
-        return cls(np.zeros((blocks, 1, 0, width), np.float32))
+        return cls(jnp.zeros((blocks, 1, 0, width), jnp.float32))
 
     @property
     def count(self) -> int:
         """The number of prompts P."""
         return self.tokens.shape[2]
 
-    def entering(self, block: int, entered: jax.Array, left: jax.Array | None) -> jax.Array:
+    def entering(self, block: int, entered: jax.Array, left: jax.Array) -> jax.Array:
         """Return the prompts [1 or B, P, D] that enter block `block`, which is not the first block.
 
         Args:
           block: index of the block, at least 1.
           entered: the prompts that entered block `block` − 1.
-          left: the prompts that left block `block` − 1; may be None for deep prompts.
+          left: the prompts that left block `block` − 1; not used for deep prompts.
         """
         if self.carry is None:
             return self.tokens[block]

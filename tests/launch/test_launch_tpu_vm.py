@@ -128,8 +128,11 @@ def test_a_training_survives_a_lost_connection_and_stops_on_request(ready):
     for home in homes(ready):
         assert os.getsid(int((home / "run.pid").read_text())) not in (os.getsid(0), os.getsid(os.getpid()))
     # Its code is not replaced while it runs, and it is not started twice.
-    assert "run failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
-    assert "sync failed on a worker" in ready.refused(f"bash launch/tpu_vm.sh sync {SLICE}")
+    for action, reason in {"run": "a training is already running", "sync": "a training is running"}.items():
+        done = ready(f"bash launch/tpu_vm.sh {action} {SLICE} -- --config=a")
+        assert done.returncode == 2
+        assert done.stderr.count(reason) == 2, "the message of each worker"
+        assert f"{action} failed on a worker" in done.stderr.splitlines()[-1]
     assert "begun" in ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout
     assert ready(f"bash launch/tpu_vm.sh stop {SLICE}").returncode == 0
     for home in homes(ready):

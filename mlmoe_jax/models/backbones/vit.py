@@ -284,7 +284,7 @@ class ViT(nnx.Module):
         queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)
         for block in range(self.shape.depth - 1):
             outputs = self._run_block(block, parts, queries, inputs)
-            entering = prompts.entering(block + 1, parts[PROMPTS], outputs.get(PROMPTS))
+            entering = prompts.entering(block + 1, parts[PROMPTS], outputs.get(PROMPTS, parts[PROMPTS]))
             parts = {PROMPTS: entering, IMAGE: outputs[IMAGE]}
         ends = int(self.shape.class_token), self.shape.leading
         cls, registers, patches = jnp.split(parts[IMAGE], ends, axis=1)
