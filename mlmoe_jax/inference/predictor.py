@@ -23,7 +23,7 @@ from mlmoe_jax.inference.ranks import LEAST_IMAGES, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.restore import BEST, Run, open_run
-from mlmoe_jax.runs.shared_model import run_folder
+from mlmoe_jax.runs.shared_model import is_untrained, run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
@@ -124,7 +124,7 @@ class Predictor:
             correction = used.correction(run.label_space.names)
             run = replace(run, scores=Scores(correction))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
-        ranked = is_untrained(run) and not used.source and not replaced
+        ranked = is_untrained(run.config, run.notes) and not used.source and not replaced
         return cls(run, used.values, used.source, version=f"{folder.path.name} at step {run.step}", ranked=ranked)
 
     @overload
@@ -307,11 +307,6 @@ class Predictor:
 
     def _by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
         return None if values is None else dict(zip(self.names, values.tolist(), strict=True))
-
-
-def is_untrained(run: Run) -> bool:
-    """Return whether a model has its scores from the names of its labels alone."""
-    return run.config.model.head.kind == "cosine" and run.notes.get("kind") == "imported"
 
 
 def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresholds:

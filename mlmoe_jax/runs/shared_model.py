@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 from mlmoe_jax.errors import UserError
@@ -120,17 +121,40 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     with folder.reading(ADAPTER):
         content = folder.read_bytes(ADAPTER)
         tensors = load(content)
-        length = int.from_bytes(content[:8], "little")
-        about = json.loads(json.loads(content[8 : 8 + length]).get("__metadata__", {})[_ABOUT])
-        if about["layout"] != LAYOUT:
-            raise UserError(
-                f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "
-                f"{__version__}, does not read; update mlmoe_jax"
-            )
-        notes = selection_origin(about["origin"])
+        notes = _stored_origin(folder, content)
         shapes = {path: value.shape for path, value in tensors.items()}
         expected = {path: value.shape for path, value in like.items()}
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
             raise ValueError(f"{len(unfit)} tensors do not fit its config, such as {printable(unfit[0], 100)}")
     values = {path: tensors[path].astype(value.dtype) for path, value in like.items()}
     return Restored(notes["step"], notes["step"], notes, shard_tree(values, mesh))
+
+
+def read_origin(folder: RunFolder) -> dict[str, Any]:
+    """Return the origin of the values in adapter.safetensors, see `selection_origin`; {} if there is no such file."""
+    if not (folder / ADAPTER).exists():
+        return {}
+    with folder.reading(ADAPTER):
+        return _stored_origin(folder, folder.read_bytes(ADAPTER))
+
+
+def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
+    """Return whether a model has its scores from the names of its labels alone.
+
+    Args:
+      config: the config of its run.
+      origin: the origin of its values, or the notes of its checkpoint.
+    """
+    return config.model.head.kind == "cosine" and origin.get("kind") == "imported"
+
+
+def _stored_origin(folder: RunFolder, content: bytes) -> dict[str, Any]:
+    """Return the origin of the values from the header of adapter.safetensors."""
+    length = int.from_bytes(content[:8], "little")
+    about = json.loads(json.loads(content[8 : 8 + length]).get("__metadata__", {})[_ABOUT])
+    if about["layout"] != LAYOUT:
+        raise UserError(
+            f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "
+            f"{__version__}, does not read; update mlmoe_jax"
+        )
+    return selection_origin(about["origin"])

@@ -23,6 +23,7 @@ from mlmoe_jax.evaluation.results import (
 )
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.image_record import warn_of_leak
+from mlmoe_jax.runs.shared_model import is_untrained, read_origin
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
@@ -101,7 +102,8 @@ def open_split_to_fit(
     configuration.validate(config)
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
-    table = require_split(folder, read_scores(folder), split_to_fit(config))
+    trained = not is_untrained(config, read_origin(folder))
+    table = require_split(folder, read_scores(folder), split_to_fit(config, trained=trained))
     if table.name not in (OUT_OF_FOLD, config.data.train_split):
         warn_of_leak(folder, table.name, table.ids.tolist())
     return config, table, read_labels(folder)

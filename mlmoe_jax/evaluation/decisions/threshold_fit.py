@@ -21,10 +21,14 @@ from mlmoe_jax.runtime.array_types import Bools, Floats
 LEAST_OWN_POSITIVES = 10
 
 
-def split_to_fit(config: ConfigDict) -> str:
+def split_to_fit(config: ConfigDict, *, trained: bool = True) -> str:
     """Return the name of the split on which thresholds and calibrations are fitted.
 
-    If it is the training split, a warning is logged.
+    If it is the training split of a trained model, a warning is logged.
+
+    Args:
+      config: the config of the run.
+      trained: whether the model is trained, see `shared_model.is_untrained`.
 
     Raises:
       UserError: the run has no such split, or the split is one of `data.test_splits`, whose metrics are reported.
@@ -41,7 +45,7 @@ def split_to_fit(config: ConfigDict) -> str:
             f"nothing can be fitted on {split}, one of data.test_splits, because its reported metrics would be too "
             "good; name another split with --config.thresholds.split"
         )
-    if split == config.data.train_split:
+    if trained and split == config.data.train_split:
         logging.getLogger(__name__).warning(
             "the model was trained on %s, and its scores there are better than on other images", split
         )

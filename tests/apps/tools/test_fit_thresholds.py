@@ -12,6 +12,7 @@ from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds
 from mlmoe_jax.runs.image_record import ImageRecord
+from mlmoe_jax.runs.shared_model import write_adapter
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 
@@ -118,7 +119,9 @@ def test_labels_with_few_positives_share_a_bound_of_their_own():
     assert shared[0] > 0
 
 
-def test_fitting_on_training_images_logs_a_warning(tmp_path, caplog):
-    folder = write_run(tmp_path / "run", drawn_split("train"))
+@pytest.mark.parametrize(("kind", "warnings"), [("raw", 1), ("imported", 0)])
+def test_fitting_on_images_of_the_training_logs_a_warning(tmp_path, caplog, kind, warnings):
+    folder = write_run(tmp_path / "run", drawn_split("train"), model__head__kind="cosine")
+    write_adapter(folder, {"head/classifier/bias": np.zeros(3)}, {"step": 0, "kind": kind, "split": ""})
     fit_run(folder, [("thresholds.split", "train")])
-    assert "the model was trained on train" in caplog.text
+    assert caplog.text.count("the model was trained on train") == warnings
