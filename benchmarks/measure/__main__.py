@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure.options import parse
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
 
 NAMES = (
     *("digits_methods", "photographs", "variants", "calibration", "label_selection", "few_labels", "planted_flips"),
@@ -55,6 +55,9 @@ def main(words: Sequence[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

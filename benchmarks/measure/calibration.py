@@ -53,7 +53,7 @@ def score_probe(root: Path, keys: dict[str, str | float], folder: Path) -> Split
     """Return the scores of a probe on `val`; train it first if necessary."""
     config = photographs.method_config("linear probe", photographs.Options(root), rate=RATE, epochs=10, seed=0)
     config.update_from_flattened_dict(keys)
-    return trainings.run(config, folder)[-1]
+    return trainings.run(config, folder)["val"]
 
 
 def halves(scored: SplitScores, count: int) -> Iterator[tuple[SplitScores, SplitScores]]:

@@ -1,6 +1,6 @@
 """Compare methods on digits-v1: mAP over seeds, drop without correlations, and differences of pairs of methods.
 
-    python -m benchmarks.measure digits_methods --jobs=2
+    python -m benchmarks.measure digits_methods
 
 All methods have one number of --epochs and equal tuning: the learning rate is the best of --rates on `val`, for the
 first of --seeds. Then each method is trained with all of them. `test` and `test_shift` are only scored.
@@ -8,8 +8,7 @@ first of --seeds. Then each method is trained with all of them. `test` and `test
 Methods that have results in benchmarks/digits_methods.json, with the same epochs, rates and seeds, are not trained
 again; remove their entries to train them again. Speeds are always measured for all methods, in one run.
 
-Each training has its own run folder below --out. With --jobs, several processes, each a --worker, share the trainings,
-each on its own cores. A learning rate with which a training diverges is not chosen.
+Each training has its own run folder below --out. A learning rate with which a training diverges is not chosen.
 
 The results are benchmarks/digits_methods.json and the tables between the marks in docs/results.md and README.md.
 `python -m tools.docs.draw_digits` draws the chart from the tables.
@@ -19,11 +18,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +31,11 @@ from ml_collections import ConfigDict
 from benchmarks.measure import trainings
 from benchmarks.measure.options import SEEDS
 from benchmarks.report import CONFIDENCE, ROOT, over_seeds, seconds_of, t_interval, write_between
-from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name, train_missing
+from mlmoe_jax.apps.papers.grid import point_name
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.errors import INTERRUPTED, Stopped
+from mlmoe_jax.evaluation.results import training_results
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.runtime.table import Table
@@ -108,8 +104,6 @@ class Options:
     rates: tuple[float, ...] = (1e-3, 5e-3, 2e-2, 1e-1)
     seeds: tuple[int, ...] = SEEDS
     out: Path = Path("runs/digits_methods")
-    jobs: int = 1
-    worker: int = 0  # the number of such a process
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -124,24 +118,13 @@ def method_config(method: str, epochs: int) -> ConfigDict:
     return config
 
 
-def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
-    """Return one training of a method."""
-    config = method_config(method, epochs)
+def training(method: str, rate: float, seed: int, options: Options) -> tuple[ConfigDict, Path]:
+    """Return the config and the run folder of one training of a method."""
+    config = method_config(method, options.epochs)
     config.optim.learning_rate, config.seed = rate, seed
     if _CACHED.search(method):
         config.data.cache_features = "float32"
-    return GridPoint(point_name({"method": method, "rate": rate, "seed": seed}, config), {}, config)
-
-
-def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
-    """Train what is missing; return the runs, without results if they failed or another process trains them."""
-    runs = plan_runs(points, RunFolder(out))
-    try:
-        train_missing(runs, RunFolder(out), lambda: None)  # which names the runs that failed
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    return runs
+    return config, options.out / point_name({"method": method, "rate": rate, "seed": seed}, config)
 
 
 def stored_results(options: Options) -> dict[str, dict]:
@@ -153,30 +136,17 @@ def stored_results(options: Options) -> dict[str, dict]:
     return {method: one for method, one in stored["methods"].items() if method in METHODS}
 
 
-def train_all(options: Options) -> dict[str, dict]:
-    """Train what is missing; return the results of finished methods, in the order of METHODS."""
-    stored = stored_results(options)
-    trained = train_methods([method for method in METHODS if method not in stored], options)
-    return {method: (stored | trained)[method] for method in METHODS if method in stored or method in trained}
+def compare(method: str, options: Options) -> dict:
+    """Return the results of a method with the best of the learning rates; train what is missing."""
 
+    def chosen(rate: float, seed: int, tuned: bool) -> tuple[ConfigDict, Path]:
+        return training(method, rate, seed, options)
 
-def train_methods(methods: Sequence[str], options: Options) -> dict[str, dict]:
-    """Search the learning rate of methods, train them with all seeds, and return the results of those that finished."""
-    epochs, rates, (first, *_) = options.epochs, options.rates, options.seeds
-    searched = train([point(method, epochs, rate, first) for method in methods for rate in rates], options.out)
-    results = {}
-    for k, method in enumerate(methods):
-        runs = searched[k * len(rates) : (k + 1) * len(rates)]
-        tuning = {f"{rate:g}": run.results["val"]["mAP"] for rate, run in zip(rates, runs, strict=True) if run.results}
-        if tuning and all(run.results or run.error for run in runs):
-            results[method] = {"rate": float(max(tuning, key=tuning.get)), "tuning": tuning}
-    points = [point(method, epochs, one["rate"], seed) for method, one in results.items() for seed in options.seeds]
-    trained = iter(train(points, options.out))
-    for one in results.values():
-        runs = [next(trained).results for _ in options.seeds]
-        if all(runs):
-            one.update({split: [run[split]["mAP"] for run in runs] for split in SPLITS})
-    return {method: one for method, one in results.items() if "test" in one}
+    splits = {"tuned_on": "val", "measured_on": "test"}
+    rate, folders, _, common = trainings.compare(options.rates, chosen, options.seeds, np.arange(10), **splits)
+    results = [training_results(RunFolder(folder)) for folder in folders]
+    values = {split: [one[split]["mAP"] for one in results] for split in SPLITS}
+    return {"rate": rate, "tuning": common["tuning"], **values}
 
 
 def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[float]:
@@ -264,36 +234,9 @@ def difference(first: np.ndarray, second: np.ndarray) -> str:
     return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]".replace("-", "−")
 
 
-# ---------------------------------------------------------------------------------------------------------------- main
-def use_own_cores(worker: int, jobs: int) -> None:
-    """Restrict this process to its share of the cores, before JAX starts its threads."""
-    if jobs > 1 and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cores[worker % len(cores) :: jobs])
-
-
-def train_side_by_side(options: Options) -> dict[str, dict]:
-    """Train what is missing in several processes; return the results, {} in the processes that this one starts."""
-    command = [sys.executable, "-m", "benchmarks.measure", *sys.argv[1:]]
-    numbers = range(1, options.jobs) if not options.worker else ()
-    workers = [subprocess.Popen([*command, f"--worker={number}"]) for number in numbers]
-    try:
-        use_own_cores(options.worker, options.jobs)
-        train_all(options)
-        for worker in workers:
-            worker.wait()
-        return {} if options.worker else train_all(options)  # reads the runs of the workers
-    finally:
-        for worker in workers:
-            worker.terminate()
-
-
 def measure(options: Options) -> Iterator[str]:
-    methods = train_side_by_side(options)
-    if options.worker:
-        return
-    if missing := [method for method in METHODS if method not in methods]:
-        sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
+    stored = stored_results(options)
+    methods = {method: stored.get(method) or compare(method, options) for method in METHODS}
     configs = [method_config(method, options.epochs) for method in METHODS]
     for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
         cost = count_cost(config)

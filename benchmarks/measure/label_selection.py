@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -28,15 +28,7 @@ from scipy.special import expit
 from benchmarks.measure import photographs
 from benchmarks.measure.options import SEEDS, require_known
 from benchmarks.report import left, publish
-from mlmoe_jax.apps.tools.acquisition import (
-    METHODS,
-    Candidates,
-    choose_images,
-    entropy,
-    farthest_first,
-    normalize,
-    rarity,
-)
+from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, choose_images, entropy, normalize, rarity
 from mlmoe_jax.data.label_codes import POSITIVE, targets
 from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.data.sources.open import open_split
@@ -69,11 +61,6 @@ class Round(Candidates):
         """The entropy of each label, f64[N,K]."""
         return np.stack([entropy(column[:, None], np.ones(1)) for column in self.scores.T], axis=1)
 
-    @property
-    def equal(self) -> np.ndarray:
-        """The entropy with equal weights of all labels, f64[N]."""
-        return self.entropies.mean(axis=1)
-
 
 Function = Callable[[Round, int], np.ndarray]
 
@@ -83,36 +70,13 @@ def highest(values: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-values, kind="stable")[:count]
 
 
-def spread(one: Round, count: int, weights: np.ndarray | float = 1.0, *, labeled: bool = True) -> np.ndarray:
-    """Return images that are far apart, with or without the labeled images as centers."""
-    return farthest_first(one if labeled else replace(one, labeled=one.labeled[:0]), count, weights=weights)[0]
-
-
-def uncertain_then_spread(one: Round, count: int) -> np.ndarray:
-    """Return k centers of the 5·count images with the highest entropy."""
-    rows = highest(one.equal, 5 * count)
-    return rows[spread(replace(one, features=one.features[rows]), count)]
-
-
-def sampled_by_distance(one: Round, count: int, weights: np.ndarray) -> np.ndarray:
-    """Return images drawn as in k-means++ (D. Arthur and S. Vassilvitskii, SODA 2007), by weight · squared distance."""
-    features, rows = one.features, []
-    nearest = (2 - 2 * (features @ one.labeled.T)).min(axis=1)
-    for _ in range(count):
-        share = np.maximum(weights * nearest, 0)
-        share[rows] = 0
-        rows.append(int(one.draw.choice(len(features), p=share / share.sum())))
-        nearest = np.minimum(nearest, 2 - 2 * (features @ features[rows[-1]]))
-    return np.array(rows)
-
-
-def badge(one: Round, count: int, *, sampled: bool, rare: bool = False) -> np.ndarray:
+def badge(one: Round, count: int, *, sampled: bool) -> np.ndarray:
     """Return images whose gradients are large and differ (J. T. Ash et al., "Deep batch active learning by diverse,
     uncertain gradient lower bounds", ICLR 2020).
 
     The gradient of the log loss of a linear probe at its own labels ŷ is (p − ŷ) ⊗ x, which is never formed.
     """
-    errors = (one.scores - (one.scores >= 0.5)) * (rarity(one.positives) if rare else 1)
+    errors = one.scores - (one.scores >= 0.5)
     squares = (errors**2).sum(axis=1)
     rows, nearest = [int(squares.argmax())], np.full(len(squares), np.inf)
     while len(rows) < count:
@@ -131,18 +95,10 @@ FUNCTIONS: dict[str, Function] = {
     "largest entropy of a label": lambda one, count: highest(one.entropies.max(axis=1), count),
     "smallest margin of a label": lambda one, count: highest(-np.abs(one.scores - 0.5).min(axis=1), count),
     "mean distance to certainty": lambda one, count: highest(-np.abs(one.scores - 0.5).mean(axis=1), count),
-    "entropy, all labels equal": lambda one, count: highest(one.equal, count),
+    "entropy, all labels equal": lambda one, count: highest(one.entropies.mean(axis=1), count),
     "expected rare positives": lambda one, count: highest(one.scores @ rarity(one.positives) ** 2, count),
-    "k-center, without labeled images": lambda one, count: spread(one, count, labeled=False),
-    "k-center, weighted by equal entropy, without labeled images": lambda one, count: spread(
-        one, count, one.equal, labeled=False
-    ),
-    "k-center, weighted by entropy, all labels equal": lambda one, count: spread(one, count, one.equal),
-    "k-center of the highest entropies": uncertain_then_spread,
-    "k-means++, weighted by entropy, all labels equal": lambda one, count: sampled_by_distance(one, count, one.equal),
     "BADGE": lambda one, count: badge(one, count, sampled=True),
     "BADGE, farthest first": lambda one, count: badge(one, count, sampled=False),
-    "BADGE, farthest first, rare labels more": lambda one, count: badge(one, count, sampled=False, rare=True),
 }
 
 

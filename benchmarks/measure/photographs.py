@@ -154,27 +154,24 @@ def compare(method: str, rates: tuple[float, ...], options: Options, columns: np
         config = method_config(method, options, rate=rate, epochs=epochs, seed=seed)
         if tuned:
             trainings.hold_out(config)
-        return config, folder / (f"tune-{text_of(choice)}" if tuned else f"{text_of(choice)},seed={seed}")
+        return config, folder / (
+            f"tune-{trainings.text_of(choice)}" if tuned else f"{trainings.text_of(choice)},seed={seed}"
+        )
 
     choices = itertools.product(rates, options.epochs)
-    best, tuning, folders, scores = trainings.compare(choices, training, options.seeds, columns)
+    splits = {"tuned_on": trainings.HELD_OUT, "measured_on": "val"}
+    best, folders, scores, common = trainings.compare(choices, training, options.seeds, columns, **splits)
     gaps = [json.loads((place / "results.json").read_text())["val"]["metrics"] for place in folders]
     metrics = [trainings.measure(one)(np.ones((len(one), 1), np.float32)) for one in scores]
     return {
         "rate": best[0],
         "epochs": best[1],
-        "tuning": {text_of(choice): value for choice, value in tuning.items()},
         "classes": [read_labels(RunFolder(folders[-1]))[column] for column in columns],
         **{key: [float(values[key][0]) for values, _ in metrics] for key in METRICS},
         **{key: [one.get(key, float("nan")) for one in gaps] for key in GAPS},
         "AP": np.mean([per_class[0] for _, per_class in metrics], axis=0).tolist(),
-        "cpu_seconds": [*map(trainings.cpu_seconds, folders)],
-        "resampled_mAP": trainings.resampled_map(scores).tolist(),
+        **common,
     }
-
-
-def text_of(choice: tuple[float, int]) -> str:
-    return "rate={:g},epochs={}".format(*choice)
 
 
 # -------------------------------------------------------------------------------------------------------------- output

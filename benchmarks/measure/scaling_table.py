@@ -18,12 +18,12 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from benchmarks.chips import CHIPS
+from benchmarks.peers.protocol import versions
 from benchmarks.report import ROOT, progress, write_between
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.setup import setup_jax
@@ -79,7 +79,6 @@ def compile_row(row: Row, topology: str) -> dict:
     devices = tpu_devices(topology)
     capacity, _ = capacity_elsewhere(devices[0])
     programs, report = compile_step(config, devices, row.images * len(devices), row.labels, capacity)
-    packages = {name: _version(name) for name in ("jax", "flax", "libtpu")}
     return {
         "row": row.name,
         "topology": topology,
@@ -87,7 +86,7 @@ def compile_row(row: Row, topology: str) -> dict:
         "labels": programs.num_labels,
         "devices": len(devices),
         "capacity": capacity,
-        "packages": packages,
+        "packages": versions("jax", "flax", "libtpu"),
         **report,
     }
 
@@ -99,13 +98,6 @@ def compile_step(
     configuration.validate(config)
     programs = Programs(config, setup_jax(config, devices, training=False), labels)
     return programs, examine(programs.training(batch), len(devices), capacity, quick=True)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def read_results() -> dict[tuple[str, str], dict]:

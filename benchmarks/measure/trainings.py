@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from ml_collections import ConfigDict
 
+from benchmarks.report import progress
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
@@ -28,22 +30,16 @@ TIMES = "benchmark.json"
 T = TypeVar("T")
 
 
-def run(config: ConfigDict, folder: Path) -> list[SplitScores]:
-    """Return the scores of a training on its evaluation splits; train first if necessary."""
+def run(config: ConfigDict, folder: Path) -> dict[str, SplitScores]:
+    """Return the scores of a training by split; train first if necessary."""
     run_folder = RunFolder(folder)
     if not (folder / TIMES).exists():
         if config.data.cache_features != "no":
-            compute_features(config)
+            prepared(config)  # fills the cache, so that the time does not depend on the trainings before it
         began = time.process_time()
         train(config, run_folder)
         run_folder.write_json(TIMES, {"cpu_seconds": round(time.process_time() - began, 1)})
-    scores = read_scores(run_folder)
-    return [scores[split] for split in config.data.test_splits]
-
-
-def compute_features(config: ConfigDict) -> None:
-    """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
-    prepared(config)
+    return read_scores(run_folder)
 
 
 def prepared(config: ConfigDict) -> tuple[Split, Parts, Steps]:
@@ -64,26 +60,42 @@ def compare(
     training: Callable[[T, int, bool], tuple[ConfigDict, Path]],
     seeds: Sequence[int],
     columns: Any,
-) -> tuple[T, dict[T, float], list[Path], list[SplitScores]]:
-    """Return the best choice, the mAP of each, and the run folders and scores of trainings with it, one per seed.
+    *,
+    tuned_on: str,
+    measured_on: str,
+) -> tuple[T, list[Path], list[SplitScores], dict[str, Any]]:
+    """Return the best choice, run folders and scores of trainings with it, one per seed, and what all results have.
 
     `training` returns config and run folder for a choice and a seed, to tune or to measure: the choice with the best
-    mAP on the first evaluation split is measured on the last. A choice without another is not tuned.
+    mAP on the split `tuned_on` is measured on `measured_on`. A choice without another is not tuned, and one whose
+    training fails is not taken.
     """
     first, *others = choices
-    tuning = {
-        choice: mean_ap(run(*training(choice, seeds[0], True))[0].with_labels(columns))
-        for choice in ([first, *others] if others else ())
-    }
+    tuning = {}
+    for choice in [first, *others] if others else ():
+        try:
+            tuning[choice] = mean_ap(run(*training(choice, seeds[0], True))[tuned_on].with_labels(columns))
+        except DiskError:
+            raise
+        except UserError as error:
+            progress(f"{text_of(choice)}: {error}")
+    if others and not tuning:
+        raise UserError("all trainings have failed, for the reasons above")
     best = max(tuning, key=tuning.get, default=first)
     trained = [training(best, seed, False) for seed in seeds]
-    scores = [run(*one)[-1].with_labels(columns) for one in trained]
-    return best, tuning, [folder for _, folder in trained], scores
+    scores = [run(*one)[measured_on].with_labels(columns) for one in trained]
+    folders = [folder for _, folder in trained]
+    common = {
+        "tuning": {text_of(choice): value for choice, value in tuning.items()},
+        "cpu_seconds": [json.loads((folder / TIMES).read_text())["cpu_seconds"] for folder in folders],
+        "resampled_mAP": resampled_map(scores).tolist(),
+    }
+    return best, folders, scores, common
 
 
-def cpu_seconds(folder: Path) -> float:
-    """Return the CPU seconds of a finished training, all its threads together."""
-    return json.loads((folder / TIMES).read_text())["cpu_seconds"]
+def text_of(choice: Any) -> str:
+    """Return a choice as text: a number, or names with their values."""
+    return f"{choice:g}" if isinstance(choice, float) else "rate={:g},epochs={}".format(*choice)
 
 
 def measure(scored: SplitScores) -> WeightedMetrics:

@@ -137,14 +137,10 @@ def compare(variant: str, options: Options, columns: np.ndarray) -> dict:
             add_label_counts(config)
         return config, folder / f"rate={rate:g},seed={seed}"
 
-    rate, tuning, folders, scores = trainings.compare(options.rates, training, options.seeds, columns)
-    return {
-        "rate": rate,
-        "tuning": {f"{rate:g}": value for rate, value in tuning.items()},
-        "mAP": [*map(trainings.mean_ap, scores)],
-        "cpu_seconds": [*map(trainings.cpu_seconds, folders)],
-        "resampled_mAP": trainings.resampled_map(scores).tolist(),
-    }
+    on_digits = options.data == "digits"
+    splits = {"tuned_on": "val" if on_digits else trainings.HELD_OUT, "measured_on": "test" if on_digits else "val"}
+    rate, _, scores, common = trainings.compare(options.rates, training, options.seeds, columns, **splits)
+    return {"rate": rate, "mAP": [*map(trainings.mean_ap, scores)], **common}
 
 
 def table(results: dict[str, dict], references: tuple[str, ...]) -> str:

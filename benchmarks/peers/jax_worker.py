@@ -11,7 +11,6 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -20,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import protocol
-from encoded import encoded_image
 from flax import nnx
 from measured_model import config_of, parts_of, random_batch, random_values
 from ml_collections import ConfigDict
@@ -137,7 +135,7 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
     values, frozen = shard_tree(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
     definition = evaluated_definition(config, parts, space)
     run = Run(config, space, preprocess_for(config), definition, values, frozen, mesh, axes, {"step": 0})
-    predictor, content = Predictor(run, dict.fromkeys(space.names, 0.5)), encoded_image()
+    predictor, content = Predictor(run, dict.fromkeys(space.names, 0.5)), protocol.encoded_image()
     began = time.perf_counter()
     predictor(content)
     return protocol.Program(lambda: predictor(content), facts={"compile_seconds": time.perf_counter() - began})
@@ -276,7 +274,7 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     configuration.validate(config)
-    calls: dict[str, list[_Call]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
+    calls: dict[str, list[tuple[float, float, tuple]]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
     read = experiment.training_batches
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
@@ -293,33 +291,24 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(RunFolder, "append_row", _timed(RunFolder.append_row, calls["row"])),
     ):
         loop.train(config, RunFolder(folder))
-    first, last = calls["row"][0], calls["row"][-1]
-    inside = {name: sum(one.seconds for one in calls[name] if first.began < one.began < last.began) for name in calls}
-    running = last.began - first.began - inside["evaluation"] - inside["checkpoint"]
-    steps = last.arguments[1]["step"] - first.arguments[1]["step"]
+    (first, _, (_, before)), (last, _, (_, after)) = calls["row"][0], calls["row"][-1]
+    inside = {name: sum(one[1] for one in calls[name] if first < one[0] < last) for name in calls}
+    running = last - first - inside["evaluation"] - inside["checkpoint"]
+    steps = after["step"] - before["step"]
     return {
         "images_per_second": steps * config.train.batch_size / running,
         "data_wait": inside["batch"] / running,
-        **{f"{name}_seconds": [one.seconds for one in calls[name]] for name in ("evaluation", "checkpoint")},
+        **{f"{name}_seconds": [seconds for _, seconds, _ in calls[name]] for name in ("evaluation", "checkpoint")},
     }
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a function: its arguments, its start, and its duration in seconds."""
-
-    arguments: tuple
-    began: float
-    seconds: float
-
-
-def _timed(function: Callable, calls: list[_Call]) -> Callable:
-    """Return a wrapper of a function that appends each call to `calls`."""
+def _timed(function: Callable, calls: list[tuple[float, float, tuple]]) -> Callable:
+    """Return a wrapper of a function that appends to `calls` the start, the seconds and the arguments of each call."""
 
     def wrapper(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
         result = function(*arguments, **options)
-        calls.append(_Call(arguments, began, time.perf_counter() - began))
+        calls.append((began, time.perf_counter() - began, arguments))
         return result
 
     return wrapper

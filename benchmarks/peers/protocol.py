@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.metadata
+import io
 import json
 import os
 import resource
@@ -77,6 +78,16 @@ def images_per_second(batches: Iterator, seconds: float, count: Callable[[Any], 
     while time.perf_counter() - began < seconds:
         images += count(next(batches))
     return {"images_per_second": images / (time.perf_counter() - began)}
+
+
+def encoded_image() -> bytes:
+    """Return a smooth JPEG of 640×480, the image that all sides classify."""
+    import numpy as np
+    from PIL import Image
+
+    small, buffer = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8), io.BytesIO()
+    Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
 
 
 def versions(*packages: str) -> dict[str, str]:

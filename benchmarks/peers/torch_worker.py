@@ -141,11 +141,10 @@ def _inference(model, logits_of, image, labels):
 def _prediction(model, logits_of, image, labels):
     """Return a step from one encoded image to probabilities on the host."""
     import numpy as np
-    from encoded import encoded_image
     from PIL import Image
 
     model.eval()
-    content = encoded_image()
+    content = protocol.encoded_image()
 
     @torch.inference_mode()
     def step() -> None:

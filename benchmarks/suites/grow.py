@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.suites.cases import Settings, case, key
+from benchmarks.suites.memory import peak
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
@@ -19,7 +20,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         rows = []
         for value in values:
             of = _case(settings, axis, value)
-            given = (side, _measured, of, min(3, settings.rounds))
+            given = (side, peak, of, min(3, settings.rounds))
             outcome = results.measure("grow", key(of, side.name), workers.alone, *given)
             if outcome:
                 rows.append([f"{value:,}", *harness.cells_of(outcome, _cells)])
@@ -33,11 +34,6 @@ def _case(settings: Settings, axis: str, value: int) -> dict[str, Any]:
     changes = {"groups": 5, "per_group": value // 10} if axis == "prompts" else {axis: value}
     sizes |= {name: changes.pop(name) for name in ("batch", "resolution") if name in changes}
     return case(settings.models[0], "train", **sizes, dtype=settings.dtypes[0], **changes)
-
-
-def _measured(worker: harness.Worker, of: dict[str, Any], rounds: int) -> dict[str, Any]:
-    facts, measured = worker.build(of), [worker.ask("round") for _ in range(rounds)]
-    return {**facts, "batch": of["batch"], "rounds": measured, "peak": worker.ask("memory")}
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:

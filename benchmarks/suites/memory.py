@@ -40,11 +40,10 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     ]
 
 
-def peak(worker: harness.Worker, of: dict[str, Any]) -> dict[str, Any]:
-    """Return the memory of a case after one round."""
-    facts = worker.build(of)
-    worker.ask("round")
-    return {**facts, "peak": worker.ask("memory")}
+def peak(worker: harness.Worker, of: dict[str, Any], rounds: int = 1) -> dict[str, Any]:
+    """Return rounds of a case, and the memory after them."""
+    facts, measured = worker.build(of), [worker.ask("round") for _ in range(rounds)]
+    return {**facts, "batch": of["batch"], "rounds": measured, "peak": worker.ask("memory")}
 
 
 def _cells(outcome: dict[str, Any]) -> list[str]:

@@ -84,7 +84,7 @@ def peer(name: str, slow: int = 0) -> harness.Side:
 @pytest.mark.parametrize(
     ("suite", "titles", "cells"),
     [
-        ("adapters", ["Training with adapters"], ["| VPT, ViT (digits), ", "| LoRA, ViT (digits), "]),
+        ("adapters", ["Training with adapters"], ["| VPT | ", "| LoRA | "]),
         ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
         ("grow", ["Growing labels"], ["| 80 |"]),
     ],

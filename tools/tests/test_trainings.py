@@ -1,7 +1,6 @@
 """The measurements that train: their configs, the rates that they take, and the results that they gather."""
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,20 @@ import pytest
 
 import mlmoe_jax.config as configuration
 from benchmarks.measure import digits_methods, photographs, trainings, variants
-from mlmoe_jax.apps.papers.grid import GridRun, plan_runs
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.runs.folder import RunFolder
 
 FROZEN = photographs.Options(Path("/data"), rates=(1e-3, 1e-2), seeds=(3, 4), epochs=(2, 4))
 FINETUNED = replace(FROZEN, part="finetuned")
+
+
+def two_images(*, right: bool) -> SplitScores:
+    """Return a split whose scores of ten equal labels rank its two images rightly or not."""
+    scores = np.repeat([[0.9], [0.1]] if right else [[0.1], [0.9]], 10, axis=1).astype(np.float32)
+    codes = np.repeat([[POSITIVE], [NEGATIVE]], 10, axis=1).astype(np.int8)
+    return SplitScores("held_out", np.array(["a", "b"]), scores, codes)
 
 
 # ------------------------------------------------------------------------------------------------------- photographs
@@ -67,8 +73,7 @@ def test_the_best_rate_and_epochs_on_the_held_out_images_are_trained_on_all_imag
         RunFolder(folder).write_json("results.json", {"val": {"metrics": {photographs.GAPS[0]: 0.5}}})
         RunFolder(folder).write_json(trainings.TIMES, {"cpu_seconds": 7.0})
         best = (config.train.epochs, config.optim.learning_rate) == (4, 1e-2)
-        scores = np.array([[0.9], [0.1]] if best else [[0.1], [0.9]], np.float32)
-        return [SplitScores("held_out", np.array(["a", "b"]), scores, np.array([[POSITIVE], [NEGATIVE]], np.int8))]
+        return dict.fromkeys((trainings.HELD_OUT, "val"), two_images(right=best))
 
     monkeypatch.setattr(trainings, "run", run)
     monkeypatch.setattr(photographs, "read_labels", lambda folder: ["cat", "dog"])
@@ -126,10 +131,11 @@ def test_the_rate_of_large_losses_reaches_the_share_of_hidden_positives():
 
 # ------------------------------------------------------------------------------------------------------------ digits
 def test_each_training_on_digits_has_its_own_folder_and_a_valid_config(tmp_path):
-    points = [digits_methods.point(method, 3, 5e-3, 1) for method in digits_methods.METHODS]
-    runs = plan_runs(points, RunFolder(tmp_path))  # it validates the configs
-    assert len({run.name for run in runs}) == len(digits_methods.METHODS)
-    for config in (run.config for run in runs):
+    options = digits_methods.Options(3, out=tmp_path)
+    runs = [digits_methods.training(method, 5e-3, 1, options) for method in digits_methods.METHODS]
+    assert len({folder for _, folder in runs}) == len(digits_methods.METHODS)
+    for config, _ in runs:
+        configuration.validate(config)
         found = (config.data.name, config.train.epochs, config.optim.learning_rate, config.seed)
         assert found == ("digits", 3, 5e-3, 1)
 
@@ -145,68 +151,46 @@ def test_two_runs_isolate_the_number_of_parameters_and_the_gates_of_labels():
     assert group_gates == ml_vpt
 
 
-def train_by(score):
-    """Return a stand-in for `train`: `score` maps (method, rate, seed) to a mAP, an error, or None without results."""
-
-    def train(points, out):
-        runs = []
-        for point in points:
-            config, method = point.config, "vpt" if "method=vpt" in point.name else "gvpt"
-            value = score(method, config.optim.learning_rate, config.seed)
-            run = GridRun(**vars(point), folder=RunFolder(out / point.name))
-            if isinstance(value, str):
-                run.error = value
-            elif value is not None:
-                run.results = {split: {"mAP": value} for split in digits_methods.SPLITS}
-            runs.append(run)
-        return runs
-
-    return train
-
-
 @pytest.fixture
-def two_methods(tmp_path, monkeypatch):
-    """A function that trains two methods with two rates and two seeds by a stand-in."""
-    monkeypatch.setattr(digits_methods, "METHODS", ("vpt", "gvpt"))
-    monkeypatch.setattr(digits_methods, "RESULTS", tmp_path / "results.json")
+def trained(monkeypatch):
+    """The trainings by a stand-in, in which VPT diverges at a rate of 0.1, and other scores are right below it."""
+    asked = []
 
-    def trained(score):
-        monkeypatch.setattr(digits_methods, "train", train_by(score))
-        return digits_methods.train_all(digits_methods.Options(4, (0.01, 0.1), (3, 4), tmp_path))
+    def run(config, folder):
+        rate = config.optim.learning_rate
+        asked.append((rate, config.seed))
+        if rate == 0.1:
+            raise UserError("the loss is not finite")
+        metrics = {split: {"mAP": rate + config.seed} for split in digits_methods.SPLITS}
+        RunFolder(folder).write_json("results.json", metrics)
+        RunFolder(folder).write_json(trainings.TIMES, {"cpu_seconds": 7.0})
+        return dict.fromkeys(metrics, two_images(right=rate == 0.01))
 
-    return trained
-
-
-def test_the_best_rate_of_the_first_seed_is_trained_with_all_seeds(two_methods):
-    def score(method, rate, seed):
-        if method == "gvpt" and rate == 0.1:
-            return "diverged"
-        return rate + seed / 100 if method == "vpt" else 0.5 - rate
-
-    vpt, gvpt = two_methods(score).values()
-    assert (vpt["rate"], vpt["tuning"], vpt["test"]) == (0.1, {"0.01": 0.04, "0.1": 0.13}, [0.13, 0.14])
-    assert (gvpt["rate"], gvpt["tuning"], gvpt["test"]) == (0.01, {"0.01": 0.49}, [0.49, 0.49])
+    monkeypatch.setattr(trainings, "run", run)
+    monkeypatch.setattr(digits_methods, "training_results", lambda folder: folder.read_json("results.json"))
+    return asked
 
 
-@pytest.mark.parametrize("unfinished", [("vpt", 0.01, 3), ("vpt", 0.1, 4)])
-def test_a_method_with_an_unfinished_training_has_no_results(unfinished, two_methods):
-    assert [*two_methods(lambda *run: None if run == unfinished else run[1])] == ["gvpt"]
+def test_the_best_rate_that_does_not_diverge_is_trained_with_all_seeds(trained, tmp_path):
+    options = digits_methods.Options(4, (0.001, 0.01, 0.1), (3, 4), tmp_path)
+    found = digits_methods.compare("vpt", options)
+    assert trained == [(0.001, 3), (0.01, 3), (0.1, 3), (0.01, 3), (0.01, 4)]
+    assert found == {
+        "rate": 0.01,
+        "tuning": {"0.001": 0.5, "0.01": 1.0},
+        **{split: [3.01, 4.01] for split in digits_methods.SPLITS},
+    }
+    with pytest.raises(UserError, match="all trainings have failed"):
+        digits_methods.compare("vpt", replace(options, rates=(0.1, 0.1)))
 
 
 @pytest.mark.parametrize(("epochs", "kept"), [(4, True), (5, False)])
-def test_methods_with_results_of_the_same_options_are_not_trained_again(epochs, kept, two_methods):
+def test_methods_with_results_of_the_same_options_are_not_trained_again(epochs, kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(digits_methods, "RESULTS", tmp_path / "results.json")
     stored = {"epochs": epochs, "rates": [0.01, 0.1], "seeds": [3, 4], "methods": {"vpt": {"test": [0.9]}, "old": {}}}
     digits_methods.RESULTS.write_text(json.dumps(stored))
-    asked = []
-
-    def score(method, rate, seed):
-        asked.append(method)
-        return rate
-
-    results = two_methods(score)
-    assert [*results] == ["vpt", "gvpt"]
-    assert ("vpt" not in asked) is kept
-    assert (results["vpt"]["test"] == [0.9]) is kept
+    found = digits_methods.stored_results(digits_methods.Options(4, (0.01, 0.1), (3, 4)))
+    assert found == ({"vpt": {"test": [0.9]}} if kept else {})
 
 
 def test_the_tables_have_the_means_and_sample_deviations(monkeypatch):
@@ -227,15 +211,3 @@ def test_the_tables_have_the_means_and_sample_deviations(monkeypatch):
     assert "| `gvpt` − `vpt` | " in text
     assert "| linear probe | 12,810 | 51.00 ± 1.73 | " in digits_methods.table_of_readme(outcome)
     assert digits_methods.difference(np.array([0.932]), np.array([0.91])) == "−2.20"
-
-
-def test_processes_side_by_side_share_the_cores(monkeypatch):
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("this system cannot restrict a process to cores")
-    shares = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: shares.append(cores))
-    for worker in range(2):
-        digits_methods.use_own_cores(worker, 2)
-    digits_methods.use_own_cores(5, 6)
-    assert shares == [[0, 2], [1, 3], [1]]
