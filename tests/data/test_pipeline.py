@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.devices import environment_of
 from helpers.tables import data_settings
 
 from mlmoe_jax.config import default_config
@@ -33,6 +34,7 @@ from mlmoe_jax.data.pipeline import (
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import workers
 from mlmoe_jax.runtime.files import MIB
 from mlmoe_jax.runtime.preemption import stop_requests
 
@@ -237,52 +239,44 @@ def test_workers_return_the_same_batches_until_one_is_killed(alone, other_childr
 
 
 def test_a_stop_ends_the_wait_for_a_worker_that_hangs(other_children):
-    loader, began = build_loader(settings(workers=1), make_split(50), batch_size=5, augment=TRAIN), time.monotonic()
+    loader, began = build_loader(settings(workers=1), noise(50), batch_size=5, augment=TRAIN), time.monotonic()
     next(loader)
     end_worker(signal.SIGSTOP, other_children)
     with stop_requests() as request:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         list(request.until_set(loader))
         assert request.is_set()
     assert time.monotonic() - began < 20
     assert set(multiprocessing.active_children()) <= other_children
 
 
-def run_script(name, text: str = "") -> subprocess.CompletedProcess:
-    """Run a program in a file, or with the name - this text."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, name], input=text, env=environment, capture_output=True, text=True, timeout=120
-    )
-
-
 @pytest.mark.parametrize(
-    ("start", "said"),
+    ("file", "start", "said"),
     [
-        ("can_start()", "a worker process ended while it imported"),
-        ("if __name__ == '__main__': can_start()\nraise SystemExit(0)", "(exit code 0); put the code that trains"),
+        ("script.py", "can_start()", "a worker process ended while it imported"),
+        (
+            "script.py",
+            "if __name__ == '__main__': can_start()\nraise SystemExit(0)",
+            "(exit code 0); put the code that trains",
+        ),
+        ("-", "raise SystemExit(not can_start())", "worker processes cannot import the program"),
     ],
 )
-def test_a_script_that_workers_cannot_import_never_hangs(tmp_path, start, said):
-    (tmp_path / "script.py").write_text(f"from mlmoe_jax.runtime.workers import can_start\n{start}")
-    ended = run_script(tmp_path / "script.py")
+def test_a_script_that_workers_cannot_import_never_hangs(tmp_path, file, start, said):
+    """The name - stands for a program without a file."""
+    program = f"from mlmoe_jax.runtime.workers import can_start\n{start}"
+    (tmp_path / "script.py").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, file], input=program, cwd=tmp_path, env=environment_of(), capture_output=True, text=True
+    )
     assert ended.returncode == 1
     assert said in ended.stderr
 
 
-BATCH = """
-import mlmoe_jax as mm
-from mlmoe_jax.data.sources import digits
-digits.SCENES = {"train": 10}
-config = mm.load_config("linear_probe:dataset=digits", {"data.workers": 2})
-print(next(mm.load_batches(config, mm.open_split(config), batch_size=2))["image"].shape)
-"""
-
-
-def test_images_of_a_script_without_a_file_are_read_by_threads():
-    ended = run_script("-", BATCH)
-    assert ended.stdout == "(2, 64, 64, 3)\n", ended.stderr
-    assert "images are read by threads, because worker processes cannot import the program" in ended.stderr
+def test_without_workers_images_are_read_by_threads(alone, monkeypatch, other_children):
+    monkeypatch.setattr(workers, "can_start", lambda: False)
+    assert_same(some_steps(workers=2, first_step=18), alone[18:])
+    assert set(multiprocessing.active_children()) <= other_children
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
