@@ -1,5 +1,6 @@
 """Models of other packages whose inputs, weights and outputs are stored in `tests/parity`."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,11 @@ def error(ours, theirs) -> float:
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
     LARGEST[test] = max(found, LARGEST.get(test, 0.0))
     return found
+
+
+def parameters(shapes: Mapping[str, tuple[int, ...]], depth: int) -> int:
+    """Return the number of parameters of a transformer of `depth` blocks, from the shapes of one with one block."""
+    return sum(math.prod(shape) * (depth if path.startswith("blocks/") else 1) for path, shape in shapes.items())
 
 
 def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

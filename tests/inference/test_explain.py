@@ -174,7 +174,7 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
 
 
 def test_fewer_samples_are_kept_if_they_are_too_large(make_run, tmp_path, monkeypatch, capsys):
-    run, folder = make_run("mlvpt_dinov2:dataset=digits"), RunFolder(tmp_path)
+    run, folder = make_run(MLMOE), RunFolder(tmp_path)
     size = sum(array.nbytes for array in explain_images(run, made_up().take(np.arange(4), "test")).arrays.values())
     monkeypatch.setattr(explain, "UNPACKED_BYTES", size)
     write_samples(folder, run, made_up(), count=8)

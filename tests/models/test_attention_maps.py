@@ -3,6 +3,8 @@
 Maps of prompts and the class token: test_foundation_models.py.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,6 +137,7 @@ MAPS = {
 }
 
 
+@functools.cache
 def tiny(reference):
     """A method on a tiny ViT: (its structure, its abstract values)."""
     config = load_config(reference if reference == "mlvpt_digits" else f"{reference}:dataset=digits", [])
@@ -145,6 +148,7 @@ def tiny(reference):
     return definition, {**params, **stats}
 
 
+@pytest.mark.variants(reference=("mlvpt_digits", "mlmoe_dinov2"))
 @pytest.mark.parametrize("reference", MAPS)
 def test_every_method_returns_maps_of_the_features_that_its_head_reads(tiny_vit, reference):
     definition, values = tiny(reference)

@@ -23,7 +23,6 @@ from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape, _conv_norm
 from mlmoe_jax.models.backbones.resnet import Bottleneck, ResNetShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold_batch_norms
-from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.cnn_names import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
@@ -83,8 +82,8 @@ def _precise():
         yield
 
 
-def outputs(module: nnx.Module, image: jax.Array, norms=(True, False)):
-    """Return features with and without the last norm, and maps if there are any; compiled, values as arguments."""
+def outputs(module: nnx.Module, image: jax.Array, norms=(True,)):
+    """Return features, for each of `norms` with or without the last norm, and maps if there are any."""
     definition, params, stats = ModelDef.split(module)
 
     @jax.jit
@@ -107,15 +106,17 @@ def layer_norm(layer: nnx.Module, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, grids in GRIDS.items() for size in grids])
 def test_maps_and_features_equal_those_of_torch(make, name, size):
     module, arrays = make(name), ARRAYS[name]
-    normalized, plain, maps = outputs(module, network_input(name, arrays[f"image/{size}"]))
+    norms = (True, False) if name == "convnext" else (True,)
+    normalized, *plain, maps = outputs(module, network_input(name, arrays[f"image/{size}"]), norms)
     assert len(maps) == (0 if name == "efficientnet" else 5)
     for index, ours in enumerate(maps):
         assert error(ours, arrays[f"map{index}/{size}"]) < TOLERANCE, index
     last = arrays[f"map/{size}" if name == "efficientnet" else f"map4/{size}"]
     cells = last.reshape(len(last), -1, SHAPES[name].width)
-    assert normalized.grid == plain.grid == last.shape[1:3] == GRIDS[name][size]
-    assert error(plain.patches, cells) < TOLERANCE
-    assert error(plain.cls, last.mean((1, 2))) < TOLERANCE
+    assert normalized.grid == last.shape[1:3] == GRIDS[name][size]
+    for features in plain:
+        assert error(features.patches, cells) < TOLERANCE
+        assert error(features.cls, last.mean((1, 2))) < TOLERANCE
     assert error(normalized.cls, arrays[f"cls/{size}"]) < TOLERANCE
     expected = layer_norm(module.norm, cells) if name == "convnext" else cells
     assert error(normalized.patches, expected) < TOLERANCE
@@ -135,7 +136,7 @@ def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
     assert error(found.cls, expected.cls) < TOLERANCE
 
 
-@pytest.mark.variants("variant")
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [0, 1, 2])
 def test_published_weights_give_the_references_logits_on_photographs(variant):
     name, photograph = f"efficientnet_lite{variant}", ("flower.jpg", "china.jpg", "flower.jpg")[variant]
@@ -153,7 +154,7 @@ def test_published_weights_give_the_references_logits_on_photographs(variant):
     photograph = jnp.asarray(pixels[None, top : top + side, start : start + side])
     image = Preprocess(side, entry.mean, entry.std)(photograph)
     reference, tensors = below(ARRAYS["efficientnet"], f"lite{variant}/"), read_tensors(path)
-    features, _ = outputs(backbone, image, norms=(True,))
+    features, _ = outputs(backbone, image)
     logits = np.asarray(features.cls) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
     assert error(features.cls, reference["cls"]) < TOLERANCE
     assert error(logits, reference["logits"]) < TOLERANCE
@@ -237,8 +238,8 @@ def test_the_gradient_of_a_bottleneck_does_not_recompute_the_earlier_ones():
 
         return jax.jit(jax.grad(loss)).lower(jnp.ones((2, 16, 16, 16))).compile().cost_analysis()["bytes accessed"]
 
-    # Recomputation makes it 2.4 times.
-    assert bytes_accessed(8) < 2.2 * bytes_accessed(4)
+    # Recomputation makes it 2.3 times.
+    assert bytes_accessed(4) < 2.2 * bytes_accessed(2)
 
 
 def test_a_bottleneck_does_not_hide_nan():
@@ -251,7 +252,7 @@ def test_a_bottleneck_does_not_hide_nan():
 def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
     module = make(name, dtype=jnp.bfloat16)
     assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
-    features, _, _ = outputs(module, network_input(name, ARRAYS[name]["image/64x64"]))
+    features, _ = outputs(module, network_input(name, ARRAYS[name]["image/64x64"]))
     assert features.cls.dtype == jnp.float32
     assert 1e-4 < error(features.cls, ARRAYS[name]["cls/64x64"]) < 0.05
 
@@ -276,30 +277,24 @@ COUNTS = {
     "dinov2_vitg14": 1_136_480_768,
     "vit_b16_in21k": 85_798_656,
 }
-LARGE = ("convnext_small", "convnext_base", "convnext_large", "efficientnet_lite1", "dinov2_vitl14", "dinov2_vitg14")
 
 
 def parameters(shape) -> dict[str, jax.ShapeDtypeStruct]:
     return ModelDef.split(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[1]
 
 
-@pytest.mark.variants(name=("resnet50", "dinov2_vits14"))
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in COUNTS])
+@pytest.mark.variants(name=("dinov2_vits14",))
+@pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name):
     entry = catalog.entry(name)
     assert sum(value.size for value in parameters(entry.shape).values()) == COUNTS[name]
     assert entry.shape.patch == (16 if name.startswith("vit") else 14 if name.startswith("dino") else 32)
+    if name == "resnet101":
+        assert entry.shape.published_macs(224, None) == (7_799_357_440, 0, 49)
     if name.startswith("efficientnet"):
         count, macs = ARRAYS["efficientnet"][f"lite{name[-1]}/counts"].tolist()
         assert count == COUNTS[name]
         assert entry.shape.published_macs(entry.image_size, None) == (macs, 0, ((entry.image_size + 31) // 32) ** 2)
-
-
-def test_multiplications_of_resnet_101():
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: catalog.entry("resnet101").shape.build(rngs=nnx.Rngs(0))))
-    image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    jaxpr = jax.make_jaxpr(lambda state, image: nnx.merge(graphdef, state)(image).cls)(state, image)
-    assert count_macs(jaxpr.jaxpr) == 7_799_357_440
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -101,7 +101,8 @@ def set_constants(loss, args, number, monkeypatch):
             monkeypatch.setattr(loss, constant, value)
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.variants("number")
+@pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "csl"), *(f"csl_{mode}" for mode in MODES)])
 def test_value_and_gradient_of_the_authors_code(kind, number, monkeypatch):
     name = f"{kind.replace('distribution_balanced', 'db')}_{number}"
@@ -138,6 +139,7 @@ def test_ll_cp_stores_the_labels_that_the_authors_code_stores(number):
     np.testing.assert_array_equal(np.where(noted[CORRECTED] == 1, 1, y), ARRAYS[f"{name}/y_after"])
 
 
+@pytest.mark.variants(gamma=(2.0,))
 @pytest.mark.parametrize(
     ("kind", "gamma"),
     [*((kind, 2.0) for kind in KINDS), *((kind, gamma) for kind in WITH_GAMMA for gamma in (0.0, 0.5))],

@@ -90,6 +90,7 @@ def test_queries_are_projected_vectors():
     assert (expected > 0).any()
 
 
+@pytest.mark.variants(name=("Q2L", "MLMoE"))
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_computes_what_it_does_with_learned_queries_of_these_values(name):
     definition, values = drawn_head(name)
@@ -110,7 +111,7 @@ def test_the_projection_learns_and_the_vectors_do_not():
     assert not any("vectors" in path for path in values)
 
 
-@pytest.mark.parametrize("name", ["Q2L", "ML-Decoder", "shared experts"])
+@pytest.mark.parametrize("name", ["ML-Decoder", "shared experts"])
 def test_a_further_name_changes_no_score_of_the_others(name):
     definition, values = drawn_head(name)
     more, more_values = drawn_head(name, K + 2)

@@ -76,7 +76,7 @@ def features(case):
     return Features(None, None, jnp.asarray(maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)), GRID)
 
 
-@pytest.mark.variants(case=("q2l", "q2l_self_attention", "ml_decoder_grouped"))
+@pytest.mark.variants(case=("q2l_self_attention", "ml_decoder_grouped"))
 @pytest.mark.parametrize("case", HEADS)
 def test_equals_torch(case, tmp_path):
     head = loaded(case, tmp_path)
