@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,6 @@ def row(*cells: Any) -> str:
 def left(name: str) -> Column:
     """Return a column that is aligned to the left, as the first is."""
     return Column(name, align="<")
-
-
-def seconds_of(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return name -> the seconds of a call in each of several alternating rounds, after one that does not count."""
-    taken = [{name: timeit.timeit(call, number=1) for name, call in calls.items()} for _ in range(rounds + 1)]
-    return {name: [one[name] for one in taken[1:]] for name in calls}
 
 
 def over_seeds(values: Sequence[float]) -> str:

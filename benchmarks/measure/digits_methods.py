@@ -19,25 +19,22 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from benchmarks import harness
 from benchmarks.measure import trainings
 from benchmarks.measure.options import SEEDS
-from benchmarks.report import CONFIDENCE, ROOT, over_seeds, seconds_of, t_interval, write_between
+from benchmarks.report import CONFIDENCE, ROOT, over_seeds, t_interval, write_between
 from mlmoe_jax.apps.papers.grid import point_name
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.evaluation.results import training_results
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.runtime.table import Table
 
 # Configs with their arguments but `dataset=digits`, and with further keys.
@@ -93,7 +90,7 @@ IN_README = {
     "drmoe_resnet101": "DR-MoE, `drmoe_resnet101`",
     "mlmoe_dinov2": "MLMoE, `mlmoe_dinov2`",
 }
-SPLITS = ("val", "test", "test_shift")
+SPLITS, LABELS = ("val", "test", "test_shift"), 10
 RESULTS, PAGE, README = ROOT / "benchmarks" / "digits_methods.json", ROOT / "docs" / "results.md", ROOT / "README.md"
 MARKS = "<!-- tables: benchmarks/measure/digits_methods.py -->", "<!-- end of tables -->"
 
@@ -107,13 +104,19 @@ class Options:
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def method_config(method: str, epochs: int) -> ConfigDict:
-    """Return the config of an entry of METHODS, without samples and event files."""
+def reference_of(method: str) -> tuple[str, dict[str, str]]:
+    """Return the config with its arguments, and the keys, of an entry of METHODS."""
     reference, *flags = method.split(" --config.")
     if reference != "mlvpt_digits":
         name, _, arguments = reference.partition(":")
         reference = f"{name}:dataset=digits,{arguments}".rstrip(",")
-    config = load_config(reference, [tuple(flag.split("=", 1)) for flag in flags])
+    return reference, dict(flag.split("=", 1) for flag in flags)
+
+
+def method_config(method: str, epochs: int) -> ConfigDict:
+    """Return the config of an entry of METHODS, without samples and event files."""
+    reference, keys = reference_of(method)
+    config = load_config(reference, [*keys.items()])
     config.train.epochs, config.log.tensorboard, config.report.samples = epochs, False, 0
     return config
 
@@ -143,32 +146,22 @@ def compare(method: str, options: Options) -> dict:
         return training(method, rate, seed, options)
 
     splits = {"tuned_on": "val", "measured_on": "test"}
-    rate, folders, _, common = trainings.compare(options.rates, chosen, options.seeds, np.arange(10), **splits)
+    rate, folders, _, common = trainings.compare(options.rates, chosen, options.seeds, np.arange(LABELS), **splits)
     results = [training_results(RunFolder(folder)) for folder in folders]
     values = {split: [one[split]["mAP"] for one in results] for split in SPLITS}
     return {"rate": rate, "tuning": common["tuning"], **values}
 
 
-def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[float]:
-    """Return the training images per second of configs, each the median of `rounds` alternating rounds."""
-    seconds = seconds_of({str(k): several_steps(config, steps) for k, config in enumerate(configs)}, rounds)
-    medians = map(statistics.median, seconds.values())
-    return [steps * config.train.batch_size / one for config, one in zip(configs, medians, strict=True)]
-
-
-def several_steps(config: ConfigDict, count: int) -> Callable[[], None]:
-    """Return a function that takes training steps of a config on one batch; its first call compiles."""
-    split, parts, steps = trainings.prepared(config)
-    loader = build_loader(config.data, split, batch_size=config.train.batch_size, augment=config.augment)
-    state, batch = steps.place(steps.initial_state(parts)), shard_batch(next(iter(loader)), steps.mesh)
-
-    def take() -> None:
-        nonlocal state
-        for _ in range(count):
-            state, metrics = steps.train_step(state, batch)
-        jax.block_until_ready(metrics)
-
-    return take
+def speeds(methods: Sequence[str], rounds: int = 5) -> list[float]:
+    """Return the training images per second of methods, each the median of some rounds."""
+    found = []
+    with harness.Worker(harness.our_side("ours")) as worker:
+        for method in methods:
+            reference, keys = reference_of(method)
+            given = {"reference": reference, "overrides": keys, "labels": LABELS, "rounds": rounds}
+            outcome = worker.call("bare_step", **given)
+            found.append(outcome["batch"] / harness.seconds(outcome).median)
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- output
@@ -237,9 +230,8 @@ def difference(first: np.ndarray, second: np.ndarray) -> str:
 def measure(options: Options) -> Iterator[str]:
     stored = stored_results(options)
     methods = {method: stored.get(method) or compare(method, options) for method in METHODS}
-    configs = [method_config(method, options.epochs) for method in METHODS]
-    for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
-        cost = count_cost(config)
+    for (method, one), speed in zip(methods.items(), speeds(METHODS), strict=True):
+        cost = count_cost(method_config(method, options.epochs))
         one |= {"trainable": cost["params"]["trainable"], "macs": cost["macs"]["full"]}
         one["images_per_second"] = round(speed)
     results = {"epochs": options.epochs, "rates": options.rates, "seeds": options.seeds, "methods": methods}

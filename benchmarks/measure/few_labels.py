@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import photographs
-from benchmarks.measure.label_selection import Images, read_images
+from benchmarks.measure.label_selection import Images, mean_ap, read_images
 from benchmarks.measure.options import SEEDS
 from benchmarks.report import over_seeds, publish, write_between
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.name_vectors import unit
-from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.training.logistic.penalty_search import Origin, fit_logistic
 
@@ -62,25 +61,20 @@ def noisy(origin: Origin, noise: float, draw: np.random.Generator) -> Origin:
     return Origin((origin.kernel + added).astype(np.float32), origin.bias)
 
 
-def mean_ap(classifiers: Origin, images: Images, columns: np.ndarray) -> float:
-    precision = average_precision(classifiers.logits(images.features), images.codes == POSITIVE)
-    return float(np.nanmean(precision[columns]))
-
-
 def compare(train: Images, measured: Images, columns: np.ndarray, options: Options, seed: int) -> dict[str, dict]:
     """Return number of images -> name -> mAP; a name is `without`, or the noise of the vectors."""
     draw = np.random.default_rng(seed)
     texts, pool = halves(train, draw)
     fitted = fit_logistic(texts.features, texts.codes)
     vectors = {f"{noise:g}": noisy(Origin(fitted.kernel, fitted.bias), noise, draw) for noise in options.noises}
-    found = {"0": {name: mean_ap(one, measured, columns) for name, one in vectors.items()}}
+    found = {"0": {name: mean_ap(measured, columns, one.kernel, one.bias) for name, one in vectors.items()}}
     for count in options.images:
         few = pool.take(few_of_each(pool.codes, columns, count, draw))
         plain = fit_logistic(few.features, few.codes)
-        found[str(count)] = {"without": mean_ap(Origin(plain.kernel, plain.bias), measured, columns)}
+        found[str(count)] = {"without": mean_ap(measured, columns, plain.kernel, plain.bias)}
         for name, one in vectors.items():
             fit = fit_logistic(few.features, few.codes, origin=one)
-            found[str(count)][name] = mean_ap(Origin(fit.kernel, fit.bias), measured, columns)
+            found[str(count)][name] = mean_ap(measured, columns, fit.kernel, fit.bias)
     return found
 
 

@@ -144,6 +144,12 @@ def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:
     return kernel, point.biases[:, -1] - rotation.mean @ kernel
 
 
+def mean_ap(images: Images, columns: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> float:
+    """Return the mAP of a linear classifier over the labels `columns`."""
+    precision = average_precision(images.features @ kernel + bias, images.codes == POSITIVE)
+    return float(np.nanmean(precision[columns]))
+
+
 def simulate(
     function: Function, pool: Images, measured: Images, columns: np.ndarray, *, seed: int, penalty: float
 ) -> list[float]:
@@ -153,8 +159,7 @@ def simulate(
     while True:
         known = pool.take(labeled)
         kernel, bias = fit(known, penalty)
-        precision = average_precision(measured.features @ kernel + bias, measured.codes == POSITIVE)
-        curve.append(float(np.nanmean(precision[columns])))
+        curve.append(mean_ap(measured, columns, kernel, bias))
         if len(labeled) == half:
             return curve
         rest = np.setdiff1d(np.arange(count), labeled)

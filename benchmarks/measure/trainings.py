@@ -12,14 +12,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks.report import progress
-from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
-from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.training.build_steps import Steps
 from mlmoe_jax.training.experiment import make_experiment
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.training_data import open_training_data
@@ -35,19 +33,18 @@ def run(config: ConfigDict, folder: Path) -> dict[str, SplitScores]:
     run_folder = RunFolder(folder)
     if not (folder / TIMES).exists():
         if config.data.cache_features != "no":
-            prepared(config)  # fills the cache, so that the time does not depend on the trainings before it
+            compute_features(config)
         began = time.process_time()
         train(config, run_folder)
         run_folder.write_json(TIMES, {"cpu_seconds": round(time.process_time() - began, 1)})
     return read_scores(run_folder)
 
 
-def prepared(config: ConfigDict) -> tuple[Split, Parts, Steps]:
-    """Return the training images, the model and the steps of a training that does not begin."""
+def compute_features(config: ConfigDict) -> None:
+    """Fill the cache of features, so that the time of a training does not depend on the trainings before it."""
     mesh, data = setup_jax(config), open_training_data(config)
     parts = assemble(config, data.label_space)
-    experiment = make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
-    return data.train_split, parts, experiment.steps
+    make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
 
 
 def hold_out(config: ConfigDict) -> None:

@@ -39,13 +39,13 @@ def _lines(of: dict[str, Any], measured: dict[str, Any]) -> list[list[str]]:
     rows = []
     for way, name in WAYS.items():
         outcome = measured[way]
-        if "error" in outcome:
-            rows.append([*start, name, outcome["error"]])
-            continue
-        if way == "chosen":
+        if way == "chosen" and "error" not in outcome:
             name += ": cuDNN" if outcome["cudnn"] else ": its matmuls"
-        spread = harness.seconds(outcome)
-        times = "" if "error" in measured["matmuls"] else harness.ratio(outcome, measured["matmuls"]).text()
-        milliseconds = harness.Spread(*(1e3 * value for value in (spread.median, spread.least, spread.most))).text()
-        rows.append([*start, name, milliseconds + harness.mark(outcome), times])
+        rows.append([*start, name, *harness.cells_of(outcome, _cells, measured["matmuls"])])
     return rows
+
+
+def _cells(outcome: dict[str, Any], matmuls: dict[str, Any]) -> list[str]:
+    spread = harness.Spread.of(1e3 * one["seconds"] for one in outcome["rounds"])
+    times = "" if "error" in matmuls else harness.ratio(outcome, matmuls).text()
+    return [spread.text() + harness.mark(outcome), times]

@@ -84,7 +84,6 @@ def peer(name: str, slow: int = 0) -> harness.Side:
 @pytest.mark.parametrize(
     ("suite", "titles", "cells"),
     [
-        ("adapters", ["Training with adapters"], ["| VPT | ", "| LoRA | "]),
         ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
         ("grow", ["Growing labels"], ["| 80 |"]),
     ],

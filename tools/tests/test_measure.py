@@ -282,6 +282,6 @@ def test_a_split_is_read_as_in_evaluation(run):
 
 def test_the_shortest_of_the_times_counts(monkeypatch):
     seconds = iter([1, 0, 5, 1, 2, 4])  # a takes 5 and then 2 seconds, b 1 and then 4; the first calls do not count
-    monkeypatch.setattr(report.timeit, "timeit", lambda call, number: next(seconds))
+    monkeypatch.setattr(exported.timeit, "timeit", lambda call, number: next(seconds))
     programs = dict.fromkeys("ab", lambda images: images)
     assert exported.times(programs, np.zeros((1, 2, 2, 3), np.uint8), 2) == {"a": 2, "b": 1}

@@ -283,7 +283,10 @@ OF_TRAININGS = [
     of_pruning("a level chosen by no metric", "eval.select_metric", eval__select_metric="Brier_pooled"),
     of_pruning("a level without prompts", "prune.token_levels", prune__token_levels="(1.0,)"),
     Refusal(
-        "a run of another mode", write_other_run, prune_in, "holds a run of another mode, which pruning would repl"
+        "a run of another mode",
+        write_other_run,
+        lambda folder: prune(load_config("e2vpt:dataset=voc2007,root=none", []), folder),  # no data to train on
+        "holds a run of another mode, which pruning would repl",
     ),
     Refusal("a pruning with another config", write_search, prune_in, "seed was 5 and is 0"),
     Refusal(
