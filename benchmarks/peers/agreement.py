@@ -34,7 +34,7 @@ def authors_differences(dtype: str, precision: str) -> dict[str, float]:
     sys.path.insert(0, str(TESTS))
     from helpers.golden import TERMS, Golden
 
-    golden = Golden("B", None if dtype == "float32" else jnp.dtype(dtype), precision)
+    golden = Golden(None if dtype == "float32" else jnp.dtype(dtype), precision)
     prediction = jax.jit(lambda image: golden.model(image))(golden.image)
     loss, _, gradient = golden.loss_and_gradient()
     logits = {"logits": prediction.logits, **{name: prediction.terms[name] for name in TERMS}}

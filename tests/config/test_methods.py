@@ -100,37 +100,6 @@ def test_what_the_full_count_adds():
     assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vpt", "vpt:variant=shallow", "gatevpt", "e2vpt"])
-def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
-    reference = f"{name}{',' if ':' in name else ':'}backbone=vit_b16_mae"
-    assert load_config(reference, []).model.head.pool == "cls"  # as in the comparison of the ML-VPT paper
-    config, model = abstract(f"{reference},pool=mean")
-    assert model.head.read == ("mean",)
-    assert model.final_norm
-    assert counts(config, model) == counts(*abstract(reference))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "total"),
-    [
-        ({"expert": "ffn"}, 90_998_225),
-        ({"gate_share": "shared"}, 69_468_486),
-    ],
-)
-def test_variants_of_dr_moe(overrides, total):
-    overrides = [(f"model.head.routing.{key}", value) for key, value in overrides.items()]
-    assert counts(*abstract("drmoe_resnet101:preset=literal", 80, overrides))[0] == total
-
-
-@pytest.mark.slow
-def test_twenty_thousand_labels_own_their_numbers_and_no_more():
-    """A query of 256, an expert from 256 to 64, a classifier of 64."""
-    few, many = (counts(*abstract("drmoe_20k", labels))[1] for labels in (10_000, 20_000))
-    assert many - few == 10_000 * (256 + 256 * 64 + 64 + 64 + 1)
-
-
 @pytest.mark.variants("reference")
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", ["drmoe_20k", "ml_decoder_resnet101"])
@@ -148,14 +117,6 @@ def test_nothing_has_the_size_of_all_pairs_of_labels(reference):
     shapes = [value.aval.shape for equation in equations(program.jaxpr) for value in equation.outvars]
     assert any(labels in shape for shape in shapes)
     assert not [shape for shape in shapes if shape.count(labels) > 1]
-
-
-@pytest.mark.slow
-def test_multiply_adds_of_dr_moe():
-    config, model = abstract("drmoe_resnet101:preset=literal", 80)
-    layers, extra, norms = cost.published_macs(config, model)
-    assert norms == 4 * 512 * (2 * 2 * 196 + 2 * 3 * 80 + 80)
-    assert layers + extra - norms == 33_615_732_736
 
 
 # ------------------------------------------------------------------------------------------------ two steps of each

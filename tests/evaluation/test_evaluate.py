@@ -295,7 +295,3 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
     np.testing.assert_array_equal(read_scores(folder)["val"].read, [False] + 5 * [True])
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results
-    first = replace(whole.take(np.array([0]), "val"), images=Unreadable(whole.images.array[:1]))
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: first)
-    sentence = refusal(evaluate_run, folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
-    assert sentence.startswith("1 of 1 images of split val that were tried cannot be read, the first because ")

@@ -1,7 +1,4 @@
-"""A tiny ML-VPT with the weights of the authors' PyTorch code, and what that code computed on a CPU in float32.
-
-`A` and `B` are two formulas for the weights; B's matrices have full rank, which makes it the sharper test.
-"""
+"""A tiny ML-VPT with the weights of the authors' PyTorch code, and what that code computed on a CPU in float32."""
 
 import json
 
@@ -41,17 +38,15 @@ class Golden:
     """The model, its input, and the arrays of the authors' code.
 
     Args:
-      phase: "A" or "B".
       dtype: type of the matrix products; None = float32.
       precision: of float32 products.
     """
 
-    def __init__(self, phase: str, dtype=None, precision: str = "highest"):
-        name = "mlvpt_dinov2_img56_mask" + ("_B" if phase == "B" else "")
-        self.arrays = np.load(PARITY / f"{name}.npz")
-        self.case = json.loads((PARITY / f"{name}.json").read_text())
+    def __init__(self, dtype=None, precision: str = "highest"):
+        self.arrays = np.load(PARITY / "mlvpt.npz")
+        self.case = json.loads((PARITY / "mlvpt.json").read_text())
         self.model = nnx.eval_shape(lambda: tiny_model(self.case, dtype, precision))
-        self.report = load_weights(self.model, PARITY / f"{name}.weights.npz")
+        self.report = load_weights(self.model, PARITY / "mlvpt.weights.npz")
         i = np.arange(2 * 3 * 56 * 56, dtype=np.float64)
         flat = np.sin(0.05 * i) + 0.3 * np.cos(0.003 * i)
         self.image = jnp.asarray(flat.reshape(2, 3, 56, 56).transpose(0, 2, 3, 1), jnp.float32)

@@ -30,10 +30,10 @@ def counts(config, model):
     return tuple(sum(p.size for p in params.values()) for params in split(config, model))
 
 
-def on_digits(reference, *further):
-    """Return the config of a reference on digits, with `further` arguments and small decoders."""
+def on_digits(reference):
+    """Return the config of a reference on digits, with small decoders."""
     name, _, arguments = reference.partition(":")
-    config = load_config(f"{name}:{','.join(filter(None, ('dataset=digits', *further, arguments)))}", [])
+    config = load_config(f"{name}:dataset=digits,{arguments}".rstrip(","), [])
     configuration.validate(config)
     config.model.head.decoder.encoder_layers = min(1, config.model.head.decoder.encoder_layers)
     config.model.head.decoder.decoder_layers = 1  # one layer is like the next

@@ -15,9 +15,6 @@ from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.build_steps import abstract_steps
 
-HEADS = ["mlvpt_dinov2", "linear_probe", "vpt", "gatevpt", "e2vpt", "q2l_resnet101", "drmoe_resnet101"]
-MORE = ["gvpt", "ml_decoder_resnet101", "mlgcn_resnet101", "addgcn_resnet101", "cnn_rnn_resnet101", "mlmoe_dinov2"]
-
 
 def types(step, parts) -> set[str]:
     """Return the types of the operands of all matrix products and convolutions of a step, on two images."""
@@ -31,8 +28,8 @@ def types(step, parts) -> set[str]:
 
 @pytest.mark.variants("name")
 @pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize("name", [*HEADS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):
+@pytest.mark.parametrize("name", ["mlvpt_dinov2", "e2vpt", "q2l_resnet101", "drmoe_resnet101"])
+def test_a_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     config = load_config(f"{name}:dataset=digits", [("model.dtype", "bfloat16"), ("eval.dtype", "float16")])
     space, look = synthetic_label_space(4, config.model.prompts.num_groups), Preprocess(64, (0.5,) * 3, (0.25,) * 3)
     parts, mesh = abstract_parts(config, space), make_mesh(config.mesh)

@@ -211,21 +211,6 @@ def test_gradients_through_running_statistics_equal_torchs(make):
             assert not np.any(gradient), path
 
 
-@pytest.mark.slow
-def test_gradients_of_convnext_are_the_same_with_remat():
-    image = jax.random.normal(jax.random.key(0), (2, 16, 17, 3))
-
-    def gradient(remat):
-        shape = ConvNeXtShape((1, 1), (4, 8), layer_scale=0.5)
-        definition, params, _ = ModelDef.split(shape.build(remat=remat, rngs=nnx.Rngs(0)))
-        return jax.jit(jax.grad(lambda p: (definition.merge(p)(image).cls ** 3).sum()))(params)
-
-    kept, recomputed = gradient(False), gradient(True)
-    for path, value in kept.items():
-        assert np.abs(value).max() > 0, path
-        np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
-
-
 def test_the_gradient_of_a_bottleneck_does_not_recompute_the_earlier_ones():
     def bytes_accessed(count):
         blocks = nnx.List(Bottleneck(16, 4, 1, dtype=None, batch_norm="frozen", rngs=nnx.Rngs(0)) for _ in range(count))

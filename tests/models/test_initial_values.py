@@ -162,18 +162,3 @@ def test_only_values_that_are_missing_are_computed():
     draw_missing(again, build)
     same_bits(values(again), whole)
     assert computed == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize("name", ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "e2vpt:dataset=digits"])
-def test_a_model_gets_the_values_that_it_would_get_as_a_whole(name):
-    config = load_config(name, [])
-    space = synthetic_label_space(4, config.model.prompts.num_groups)
-
-    def build() -> nnx.Module:
-        return build_model(config, space, rngs=nnx.Rngs(5))
-
-    model = nnx.eval_shape(build)
-    draw_missing(model, build)
-    same_bits(values(model), values(build()))

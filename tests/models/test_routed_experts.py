@@ -153,26 +153,6 @@ def test_entropy_of_two_gates(features):
     assert jax.eval_shape(lambda params: definition.merge(params)(features), params).penalties == {}
 
 
-@pytest.mark.slow
-def test_the_printed_sign_collapses_the_gates(features):
-    """200 gradient steps of rate 1 on the penalty alone, λ = 1, from almost uniform static gates."""
-    after = {}
-    for sign in ("paper", "maximize"):
-        definition, params = drawn(gate="static", entropy=sign, entropy_weight=1.0)
-        start = jnp.tile(jnp.array([0.1, 0.0, 0.0, 0.0, -0.1]), (K, 1))
-
-        def penalty(free, definition=definition, params=params):
-            values = {**params, "gates/free_logits": free}
-            # K times the mean over the labels: every gate then moves as if it were alone
-            return K * definition.merge(values)(features).penalties["entropy"].mean()
-
-        slope = jax.grad(penalty)
-        end = jax.jit(lambda x, slope=slope: jax.lax.fori_loop(0, 200, lambda _, x: x - slope(x), x))(start)
-        after[sign] = np.asarray(gate_entropy(jax.nn.softmax(end)))
-    np.testing.assert_allclose(after["paper"], 0.00549, rtol=0.02)
-    assert (after["maximize"] > 1.6094).all()
-
-
 # ------------------------------------------------------------------------------------------------ settings, counts
 def test_the_defaults_are_the_recommended_settings():
     parameters = inspect.signature(RoutedExpertsHead.__init__).parameters

@@ -181,11 +181,6 @@ def test_texts_are_in_lower_case():
     assert lower("ΣΊΣΥΦΟΣ\u00a0 İ\n") == "σίσυφοσ i̇"
 
 
-def test_pixels_are_not_normalized():
-    entry = catalog.entry("tipsv2_vitb14")
-    assert (entry.mean, entry.std) == ((0.0,) * 3, (1.0,) * 3)
-
-
 def test_the_towers_at_full_size_have_the_settings_of_transformers():
     """Those that change no number of parameters."""
     assert (PUBLISHED.eps, PUBLISHED.native, PUBLISHED.registers) == (1e-6, 448, 1)
