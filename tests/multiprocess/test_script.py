@@ -85,7 +85,7 @@ def test_a_second_sigterm_kills_a_job_that_hangs(script):
     assert [running.stdout.readline() for _ in range(4)].count("[0] hangs\n") == 1
     for _ in range(2):
         running.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(0.1)
     running.communicate(timeout=30)
     assert running.returncode not in (0, 130)
 
