@@ -14,12 +14,11 @@ from mlmoe_jax.apps.tools.prune import measure_importance
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources import digits
-from mlmoe_jax.models import partition
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime.sharding import AXES, make_mesh, remove_padding
+from mlmoe_jax.runtime.sharding import AXES, make_mesh
 from mlmoe_jax.training.objective import Objective, training_labels
 from mlmoe_jax.training.step import split_loss_values
 
@@ -156,25 +155,6 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
         for bench, state in ((first, before), (second, after))
     ]
     return all(jax.tree.leaves(same)) and bool(np.isclose(*losses, rtol=1e-5))
-
-
-def backbone_flops(reference: str, meshes: list) -> list[float]:
-    """Return the FLOPs per device of the backbone's forward pass on each mesh."""
-    config, flops = config_of(reference), []
-    for sizes in meshes:
-        bench = bench_of(config, mesh_of(sizes))
-
-        def features(values, image, bench=bench):
-            model = bench.parts.definition.merge(remove_padding(values, bench.steps.label_axes))
-            with partition.use_mesh(bench.mesh):
-                prompts = None if model.prompts is None else model.prompts(len(image))
-                return model.backbone(image, prompts, read=model.head.read)
-
-        state = bench.start()
-        image = jax.ShapeDtypeStruct((BATCH, 64, 64, 3), "float32", sharding=batch_for(bench)["image"].sharding)
-        lowered = jax.jit(features).lower({**state.raw(), **state.frozen}, image)
-        flops.append(lowered.compile().cost_analysis()["flops"])
-    return flops
 
 
 def importance_gaps(meshes: list) -> dict:

@@ -76,20 +76,6 @@ def test_features_are_computed_once_and_what_is_lost_again(cache, monkeypatch, c
     assert computed == [60, 60, 20]
 
 
-@pytest.mark.slow
-def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, unreadable_image):
-    folder = RunFolder(tmp_path / "run")
-    train(recipe("probe", data__bad_images="skip", **FLOAT32), folder)
-    skipped = (folder / "skipped_images.csv").read_text()
-    assert [line.split(",")[0] for line in skipped.splitlines()] == ["split", "train", "val", "test"]
-    assert np.isnan(next(iter(scores(folder).values()))[3]).all()
-
-    unreadable_image()  # as after a failure of the network
-    again = RunFolder(tmp_path / "again")
-    train(recipe("probe", data__bad_images="skip", **FLOAT32), again)
-    assert np.isfinite(next(iter(scores(again).values()))).all()
-
-
 def test_features_are_written_for_the_user(tmp_path, cache, capsys):
     flags = ["--config.model.backbone.weights=none", "--config.data.test_splits=test"]
     assert (

@@ -70,12 +70,6 @@ def test_a_checkpoint_of_any_mesh_restores_on_any_other(reference, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_flops_of_the_backbone_per_device_are_the_same_on_every_mesh():
-    flops = on_eight_devices("backbone_flops", "mlvpt_digits", MESHES)
-    assert max(flops) == pytest.approx(min(flops), rel=1e-3)
-
-
-@pytest.mark.slow
 def test_sharded_labels_communicate_only_tokens_logits_and_shared_gradients():
     """Tokens, labels and masks are gathered, and logits; not gradients of parameters per label, and not f32[B,K,D].
 

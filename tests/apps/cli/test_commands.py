@@ -2,8 +2,8 @@
 
 import pytest
 from helpers import tiny
-from helpers.commands import csv_rows, printed, succeeded
-from helpers.scored_run import drawn_split, stored_metrics, write_run
+from helpers.commands import printed, succeeded
+from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.runs.thresholds import read_thresholds
 
@@ -32,28 +32,6 @@ def test_packed_data_are_used_as_the_command_says(digits, tmp_path):
     checked = succeeded(digits("data", *use)).stdout
     assert checked.startswith("data set packed in ")
     assert checked.endswith("no problems found\n")
-
-
-@pytest.mark.slow
-def test_a_row_is_trained_measured_and_read_again(command, monkeypatch, tmp_path):
-    tiny.use(monkeypatch)
-    keys = ("model.backbone.weights=none", "train.epochs=1", "train.batch_size=20", "eval.batch_size=40")
-    flags = ("reproduce", "--dataset=digits", f"--workdir={tmp_path}", *(f"--config.{key}" for key in keys))
-    done = succeeded(command(*flags, "--table=mlvpt.2", "--only=VPT,DINOv2-B,224"))
-    assert "run 1 of 1, vpt,dataset=digits" in done.stderr
-    stored = stored_metrics(tmp_path / "vpt,dataset=digits")["test"]
-    expected = [stored["mAP_envelope"], stored["CF1@prior_matched_transductive"]]
-    line = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["ours"])
-    assert line.split()[1:3] == [f"{100 * value:.2f}" for value in expected]
-
-    again = succeeded(command(*flags, "--table=mlvpt.4", "--only=VPT"))  # another table with the same run
-    assert "run 1 of 1, vpt,dataset=digits: already finished" in again.stderr
-    ours = {
-        (row["row"].partition(",")[0], row["column"]): row["ours"] for row in csv_rows(tmp_path / "mlvpt.4-digits.csv")
-    }
-    assert float(ours["VPT", "mAP"]) == pytest.approx(100 * stored["mAP_envelope"])
-    assert ours["ML-VPT", "mAP"] == ""
-    assert float(ours["ML-VPT", "trainable, M"]) > 0  # costs need no training
 
 
 # ------------------------------------------------------------------------------------------------------ stored scores

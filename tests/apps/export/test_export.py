@@ -300,21 +300,3 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime
     monkeypatch.chdir(made / "onnx")
     exec(PROGRAMS[2], {})
     assert capsys.readouterr().out == "(2, 3)\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reference", "changes"), [("mlvpt_digits", ON_VIT), ("linear_probe", CNNS["efficientnet_lite0"])]
-)
-def test_openvino_gives_the_same_probabilities(reference, changes, small_backbones, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("openvino", reason="openvino is not installed")
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    TARGETS["onnx"].write(Export(random_run(reference, **changes), tmp_path, {}, ALWAYS))
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(next(program for program in PROGRAMS if "openvino" in program), names)
-    assert capsys.readouterr().out == "(2, 6)\n"
-    session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
-    for count in (1, 2, 5):
-        images = {"image": noise(count, 32)}
-        np.testing.assert_allclose(names["program"](images)["probability"], session.run(None, images)[0], atol=1e-4)
