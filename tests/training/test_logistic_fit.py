@@ -9,7 +9,7 @@ from helpers import tiny
 from helpers.name_vectors import drawn_vectors
 from helpers.runs import Made, recipe
 
-from mlmoe_jax.apps.report.page import write_report
+from mlmoe_jax.apps.report import page
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.evaluate import evaluate_run
@@ -112,14 +112,15 @@ def test_a_finished_run_is_only_evaluated(finished, monkeypatch):
     np.testing.assert_equal(train(recipe("logistic"), folder), results)
 
 
-def test_without_other_splits_there_are_the_images_of_the_training(tmp_path):
+def test_without_other_splits_there_are_the_images_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "vega_bundle", lambda: "")  # it takes seconds
     folder = RunFolder(tmp_path / "run")
     assert list(train(recipe("logistic", **ONLY_TRAIN), folder)) == [OUT_OF_FOLD]
-    page = write_report(folder).read_text()
-    assert "each scored by a fit without the image" in page
-    assert "a fit to convergence has no steps" in page
-    assert "to convergence, by logistic regression" in page
-    assert "cannot be shown" not in page, "the mistakes are images of the training split"
+    text = page.write_report(folder).read_text()
+    assert "each scored by a fit without the image" in text
+    assert "a fit to convergence has no steps" in text
+    assert "to convergence, by logistic regression" in text
+    assert "cannot be shown" not in text, "the mistakes are images of the training split"
 
 
 @pytest.mark.slow
