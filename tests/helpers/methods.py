@@ -1,5 +1,7 @@
 """The models of config files without values, and the check of what two training steps change."""
 
+import functools
+
 import numpy as np
 from flax import nnx
 
@@ -11,8 +13,9 @@ from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import trainable_rules
 
 
+@functools.cache
 def abstract(reference, labels=80, overrides=()):
-    """Return the config of a reference and its model, without values."""
+    """Return the config of a reference and its model, without values, which no test changes."""
     config = load_config(reference, list(overrides))
     configuration.validate(config)
     space = synthetic_label_space(labels, config.model.prompts.num_groups)

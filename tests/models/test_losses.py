@@ -35,7 +35,8 @@ def setting_of(case) -> tuple:
 PUBLISHED = {setting: [case for case in CASES if setting_of(case) == setting] for setting in map(setting_of, CASES)}
 
 
-@pytest.mark.parametrize(("suffix", "tolerance"), [("", 1e-5), ("_f64", 1e-12)])
+@pytest.mark.variants("suffix")
+@pytest.mark.parametrize(("suffix", "tolerance"), [("_f64", 1e-12), ("", 1e-5)])
 @pytest.mark.parametrize("setting", PUBLISHED, ids=lambda setting: PUBLISHED[setting][0]["name"])
 def test_values_and_gradients_of_the_authors_code(setting, suffix, tolerance):
     (reduction, detached, *options), dtype = setting, np.float64 if suffix else np.float32

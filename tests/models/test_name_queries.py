@@ -23,7 +23,6 @@ SHARED = {"routing.classifier": "shared", "routing.gate_share": "shared", "routi
 HEADS = {
     "Q2L": ("query", "none", {"decoder.style": "q2l"}),
     "ML-Decoder": ("query", "none", {"decoder.style": "ml_decoder"}),
-    "DR-MoE": ("routed_experts", "none", {}),
     "MLMoE": ("routed_experts", "group", {}),
     "shared experts": ("routed_experts", "none", {"decoder.style": "independent", **SHARED}),
 }

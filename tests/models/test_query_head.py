@@ -134,14 +134,6 @@ def count(params) -> int:
     return sum(int(np.prod(value.shape)) for value in params.values())
 
 
-def test_q2l_has_the_published_size():
-    params = parameters(lambda: q2l_head(2048, 80, rngs=nnx.Rngs(0)))
-    parts = {"decoder/queries": 163_840, "classifier/": 163_920, "decoder/encoder/": 50_358_272}
-    for start, size in parts.items():
-        assert count({path: v for path, v in params.items() if path.startswith(start)}) == size, start
-    assert count(params) == 151_078_912 + 163_840 + 163_920
-
-
 def test_ml_decoder_has_the_published_size():
     params = parameters(lambda: Whole(ml_decoder_head(2048, 80, rngs=nnx.Rngs(0))))
     learned, frozen = split_trainable(params, (FIXED_QUERIES, (r"", True)))
