@@ -268,14 +268,12 @@ def parameters(shape) -> dict[str, jax.ShapeDtypeStruct]:
     return ModelDef.split(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[1]
 
 
-@pytest.mark.variants(name=("dinov2_vits14",))
+@pytest.mark.variants(name=("resnet50", "resnet101", "efficientnet_lite0", "dinov2_vits14"))
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name):
     entry = catalog.entry(name)
     assert sum(value.size for value in parameters(entry.shape).values()) == COUNTS[name]
     assert entry.shape.patch == (16 if name.startswith("vit") else 14 if name.startswith("dino") else 32)
-    if name == "resnet101":
-        assert entry.shape.published_macs(224, None) == (7_799_357_440, 0, 49)
     if name.startswith("efficientnet"):
         count, macs = ARRAYS["efficientnet"][f"lite{name[-1]}/counts"].tolist()
         assert count == COUNTS[name]
