@@ -22,7 +22,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape, _conv_norm
 from mlmoe_jax.models.backbones.resnet import Bottleneck, ResNetShape
-from mlmoe_jax.models.layers.batch_norm import fold_batch_norms
+from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold_batch_norms
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.cnn_names import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
@@ -291,6 +291,13 @@ def test_the_rule_for_frozen_batch_norm_matches_exactly_its_parameters(name):
     frozen = {path for path, learns in chosen.items() if not learns}
     assert frozen == {path for path in paths if path.endswith(("/scale", "/bias"))}
     assert len(frozen) == 2 * count
+
+
+@pytest.mark.parametrize("mode", ["running", "trainable"])
+def test_every_batch_normalization_is_of_the_requested_mode(mode):
+    module = nnx.eval_shape(lambda: SHAPES["efficientnet"].build(batch_norm=mode, rngs=nnx.Rngs(0)))
+    norms = [part for _, part in nnx.iter_modules(module) if isinstance(part, BatchNorm)]
+    assert (len(norms), {norm.mode for norm in norms}) == (28, {mode})
 
 
 @pytest.mark.parametrize(("depthwise", "fan"), [(True, 25), (False, 25 * 64)])

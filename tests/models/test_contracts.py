@@ -206,7 +206,7 @@ def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(na
     assert bool(calls(trace(name, train=True)[0], "random_bits")) == (name in DEEP)
 
 
-@pytest.mark.variants(name=("dr_moe", "add_gcn"))
+@pytest.mark.variants(name=("ml_decoder", "dr_moe", "add_gcn"))
 @pytest.mark.parametrize("name", [*DEEP, "add_gcn"])
 def test_half_precision_is_only_internal(name):
     draw = np.random.default_rng(0)

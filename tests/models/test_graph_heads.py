@@ -18,6 +18,7 @@ from mlmoe_jax.pretrained.rules.head_names import HEAD_LAYOUTS
 
 TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24
+RESNET_101 = 42_500_160  # parameters of the body
 HEADS = {layout.name: layout for layout in HEAD_LAYOUTS}
 
 
@@ -95,3 +96,19 @@ def test_add_gcn_is_the_torch_twin(mode):
         if path in stats:
             after = TWIN[f"add_gcn/after/running_{path.rpartition('/')[2]}"]
             close(found[path], after if mode == "train" else before, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "part", "macs"),
+    [("ml_gcn", 44_904_512, 0, 80 * 2048), ("add_gcn", 48_165_344, 1, (20 * 80 + 80**2) * 1024)],
+)
+def test_published_counts(name, parameters, part, macs):
+    """With ResNet-101 and COCO's 80 labels; ADD-GCN's 48,171,744 count the fixed identity of 6,400 numbers."""
+    words, graph = Constant(np.zeros((80, 300), np.float32)), Constant(np.eye(80, dtype=np.float32))
+    heads = {
+        "ml_gcn": lambda: MLGCNHead(2048, words, graph, rngs=nnx.Rngs(0)),
+        "add_gcn": lambda: ADDGCNHead(2048, 80, rngs=nnx.Rngs(0)),
+    }
+    head = nnx.eval_shape(heads[name])
+    assert sum(v.size for v in ModelDef.split(head)[1].values()) + RESNET_101 == parameters
+    assert head.published_macs(20)[part] == macs
