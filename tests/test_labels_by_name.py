@@ -12,8 +12,8 @@ from helpers.paths import REPOSITORY
 from helpers.text_towers import use_twin
 from PIL import Image
 
+from mlmoe_jax.inference import text_encoder
 from mlmoe_jax.main import main
-from mlmoe_jax.pretrained import text_towers
 
 PAGE = REPOSITORY / "docs" / "labels-by-name.md"
 NAMES = ["boat", "crane", "traffic light"]
@@ -55,7 +55,7 @@ def imported(place):
     """The run that the page leads to. Its predictions need no text tower, and no package of the extra `text`."""
     follow(*commands_of("Vectors"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_towers, "load_text_tower", None)
+        patch.setattr(text_encoder, "load_text_tower", None)
         for package in ("tokenizers", "sentencepiece"):
             patch.setitem(sys.modules, package, None)  # their import is an error
         follow(*commands_of("Predictions"))

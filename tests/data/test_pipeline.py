@@ -266,9 +266,8 @@ def test_a_script_that_workers_cannot_import_never_hangs(tmp_path, file, start, 
     """The name - stands for a program without a file."""
     program = f"from mlmoe_jax.runtime.workers import can_start\n{start}"
     (tmp_path / "script.py").write_text(program)
-    ended = subprocess.run(
-        [sys.executable, file], input=program, cwd=tmp_path, env=environment_of(), capture_output=True, text=True
-    )
+    options = {"cwd": tmp_path, "env": environment_of(), "capture_output": True, "text": True, "timeout": 120}
+    ended = subprocess.run([sys.executable, file], input=program, **options)
     assert ended.returncode == 1
     assert said in ended.stderr
 

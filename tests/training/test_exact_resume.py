@@ -116,11 +116,11 @@ SLOW = pytest.mark.slow
 CASES = [
     ("probe", sigterm, MIDDLE),
     ("probe", sigterm_while_waiting, MIDDLE),
-    ("probe", damage, MIDDLE - 1),
     ("probe", divergence, MIDDLE),
     ("statistics of batches and estimates per image", kill, MIDDLE),
     ("a fit to convergence", kill, 1),
-    # The same code restores these as the ones above. That mixing depends on seed and step: test_step.py.
+    # The same code restores these as the ones above. Damage of every kind: tests/runs/test_checkpoint.py.
+    pytest.param("probe", damage, MIDDLE - 1, marks=SLOW),
     pytest.param("prompts and gates", kill, MIDDLE, marks=SLOW),
     pytest.param("corrections per image", kill, MIDDLE, marks=SLOW),
     pytest.param("cached features", kill, MIDDLE, marks=SLOW),

@@ -37,7 +37,7 @@ def test_packed_data_are_used_as_the_command_says(digits, tmp_path):
 # ------------------------------------------------------------------------------------------------------ stored scores
 @pytest.fixture
 def scored(tmp_path):
-    splits = [drawn_split(name, 60, seed=seed) for seed, name in enumerate(("val", "test"))]
+    splits = [drawn_split(name, 50, seed=seed) for seed, name in enumerate(("val", "test"))]
     return [write_run(tmp_path / name, *splits) for name in "ab"]
 
 
