@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import tiny
 from helpers.devices import environment_of
 from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, programs
 from helpers.paths import REPOSITORY
@@ -161,17 +162,13 @@ def test_a_documented_program_imports_what_exists(block):
 RUNNER = """
 import re, sys
 from pathlib import Path
-from helpers import tiny
-from benchmarks.measure.options import parse as read_options
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
-from mlmoe_jax.data.sources import digits
-from mlmoe_jax.main import main
 
-tiny.use_scenes()
 _, module, *arguments = sys.argv[1:]
-if module == "mlmoe_jax.data.sources.digits":
-    digits.write_files(Path(arguments[0].removeprefix("--out=")))
-elif module == "mlmoe_jax.main":
+
+def runs():
+    if module != "mlmoe_jax.main":
+        return module == "mlmoe_jax.data.sources.digits"
     flags, _ = parse(arguments)
     get = vars(flags).get
     config, workdir = get("config") or "", get("workdir")
@@ -179,11 +176,23 @@ elif module == "mlmoe_jax.main":
     there = all(Path(folder or ".").exists() for folder in [*folders, get("against")])
     own_images = flags.mode in ("data", "pack") and "own_csv" in config
     of_digits = re.search("mlvpt_digits|dataset=digits$", config)
+    if of_digits and flags.mode == "train":
+        arguments.append("--config.train.epochs=2")
     ends = flags.mode != "serve" and not get("profile")  # a small training has no step 100
     of_run = not config and workdir and there and not get("sweep")
-    if ends and (flags.mode == "summary" or own_images or of_digits or of_run):
+    return ends and (flags.mode == "summary" or own_images or of_digits or of_run)
+
+if runs():
+    from helpers import tiny
+    from mlmoe_jax.data.sources import digits
+    from mlmoe_jax.main import main
+
+    tiny.use()
+    tiny.use_scenes()
+    if module == "mlmoe_jax.main":
         Path("done").open("a").write(" ".join(arguments) + "\\n")
         sys.exit(main(arguments))
+    digits.write_files(Path(arguments[0].removeprefix("--out=")))
 """
 # Other programs would set machines up or install packages.
 SHELL_OF_DIGITS = """
@@ -199,8 +208,9 @@ uv() { :; }
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder in which digits is small, with images of one's own and two trained runs."""
+    """A folder in which digits and its backbone are small, with images of one's own and two trained runs."""
     folder = tmp_path_factory.mktemp("documented")
+    tiny.write_cache(folder)
     (folder / "runner.py").write_text(RUNNER)
     (folder / "configs").symlink_to(REPOSITORY / "configs")
     (folder / "photos").mkdir()
@@ -220,7 +230,7 @@ def place(tmp_path_factory) -> Path:
 def run_shell(folder: Path, text: str) -> list[str]:
     """Run a block's commands on digits, as a shell does; return which ran."""
     (folder / "done").write_text("")
-    environment = environment_of(PYTHON=sys.executable)
+    environment = environment_of(PYTHON=sys.executable, MLMOE_CACHE=str(folder))
     command = ["bash", "-c", SHELL_OF_DIGITS + text]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -242,8 +252,8 @@ def test_the_documented_commands_on_digits_run(place, page):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_a_documented_program_runs(block: Block, place):
-    program = f"from helpers import tiny\ntiny.use_scenes()\n{block.text}"
-    environment = environment_of(PYTHONPATH=os.pathsep.join(sys.path))
+    program = f"from helpers import tiny\ntiny.use()\ntiny.use_scenes()\n{block.text}"
+    environment = environment_of(PYTHONPATH=os.pathsep.join(sys.path), MLMOE_CACHE=str(place))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
