@@ -1,5 +1,7 @@
 """Batch normalization with torch's running statistics, in the three modes that papers use for fine-tuning."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -52,30 +54,59 @@ class BatchNorm(nnx.Module):
 
     def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:
         """Normalize in float32 and return the result in `dtype`."""
-        x, scale, bias = x.astype(jnp.float32), self.scale[...], self.bias[...]
+        scale, bias = self.scale[...], self.bias[...]
         if self.mode == "frozen":
             scale, bias = jax.lax.stop_gradient((scale, bias))
         if self.mode == "trainable" and not self.use_running_average:
-            mean, var = self._measure(x)
+            y, statistics = _normalize_by_batch(x, scale, bias, self.epsilon)
+            self._record(*jax.lax.stop_gradient(statistics), count=x.size // x.shape[-1])
         else:
-            mean = self.mean[...]
-            var = self.var[...]
-        y = (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
+            factor = jax.lax.rsqrt(self.var[...] + self.epsilon) * scale
+            y = (x.astype(jnp.float32) - self.mean[...]) * factor + bias
         return y.astype(self.dtype or y.dtype)
 
-    def _measure(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the mean f32[D] and the variance f32[D] of `x` f32[B,H,W,D], and update the running statistics."""
-        count = x.size // x.shape[-1]
+    def _record(self, mean: jax.Array, var: jax.Array, *, count: int) -> None:
+        """Update the running statistics by those of a batch with `count` values per channel."""
         if count < 2:
             raise ValueError("batch statistics need more than one value per channel: use larger images or batches")
-        mean = x.mean((0, 1, 2))
-        # From centered values, because E[x²] − E[x]² loses digits if the mean is large.
-        var = jnp.square(x - mean).mean((0, 1, 2))
         # The running variance is unbiased; the batch is normalized by the biased variance.
-        statistics = jax.lax.stop_gradient((mean, var * (count / (count - 1))))
-        for running, value in zip((self.mean, self.var), statistics, strict=True):
+        for running, value in ((self.mean, mean), (self.var, var * (count / (count - 1)))):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * value
-        return mean, var
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
+    """Return f32[B,H,W,D], normalized by the statistics of `x`, and the statistics: mean and variance f32[D].
+
+    The gradient is the closed form of Ioffe and Szegedy (section 3). The statistics themselves have no gradient.
+    Automatic differentiation has twice as many sums over all values, and XLA stores the input of each sum on a CPU.
+    """
+    return _normalize_forward(x, scale, bias, epsilon)[0]
+
+
+def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
+    x32 = x.astype(jnp.float32)
+    mean = x32.mean((0, 1, 2))
+    # From centered values, because E[x²] − E[x]² loses digits if the mean is large.
+    var = jnp.square(x32 - mean).mean((0, 1, 2))
+    factor = jax.lax.rsqrt(var + epsilon)
+    y = (x32 - mean) * (factor * scale) + bias
+    return (y, (mean, var)), (x, mean, factor, scale)
+
+
+def _normalize_backward(epsilon: float, residuals: tuple[jax.Array, ...], cotangents: tuple):
+    x, mean, factor, scale = residuals
+    slope, _ = cotangents
+    centered = x.astype(jnp.float32) - mean
+    count = x.size // x.shape[-1]
+    of_bias = slope.sum((0, 1, 2))
+    product = (slope * centered).sum((0, 1, 2))
+    of_scale = product * factor
+    of_x = (slope - of_bias / count - centered * (of_scale * factor / count)) * (factor * scale)
+    return of_x.astype(x.dtype), of_scale, of_bias
+
+
+_normalize_by_batch.defvjp(_normalize_forward, _normalize_backward)
 
 
 def fold_batch_norms(model: nnx.Module) -> None:
