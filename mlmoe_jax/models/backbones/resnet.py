@@ -97,9 +97,21 @@ class Bottleneck(nnx.Module):
         y = jax.nn.relu(self.norm1(self.conv1(x)))
         y = jax.nn.relu(self.norm2(self.conv2(y)))
         y = self.norm3(self.conv3(y)) + (x if self.shortcut is None else self.shortcut(x))
-        # This is ReLU. With a maximum, XLA on a CPU recomputes the sums of all earlier blocks in the backward pass of
-        # each block.
-        return jnp.where(y <= 0, 0, y)
+        return _rectify(y)
+
+
+@jax.custom_vjp
+def _rectify(x: jax.Array) -> jax.Array:
+    """Return ReLU. Its gradient reads the result, because XLA on a CPU computes `x` of all earlier blocks again."""
+    return jnp.where(x <= 0, 0, x)
+
+
+def _rectify_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    result = _rectify(x)
+    return result, result
+
+
+_rectify.defvjp(_rectify_forward, lambda result, slope: (jnp.where(result <= 0, 0, slope),))
 
 
 class ResNet(ConvolutionalBackbone):
