@@ -78,7 +78,7 @@ def test_its_multiply_adds_are_those_of_the_convolution():
 
 
 def test_the_shifts_for_the_gradient_are_not_kept_from_the_forward_pass():
-    x, kernel = jnp.ones((2, 32, 32, 16)), jnp.ones((3, 3, 16, 16))
+    x, kernel = jnp.ones((2, 16, 16, 192)), jnp.ones((3, 3, 192, 192))
     layout = {**LAYOUT, "feature_group_count": 1}
 
     def loss(x, kernel, form):
