@@ -21,12 +21,13 @@ LARGE_PAGES = ":".join(
 def use_large_pages() -> None:
     """Restart this process with transparent huge pages for large arrays, if the system provides them only on request.
 
-    On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of
-    a training step can be page faults. Blocks of 16 MiB or more also return when they are freed. Otherwise, malloc
-    keeps blocks of up to 32 MiB, of which matmuls in bfloat16 free many. With a threshold of its own, malloc would give
-    back the end of its heap whenever 128 KiB are free, so it keeps 64 MiB as it does by default. The restart is needed because glibc reads the
-    environment variable GLIBC_TUNABLES only when a process starts. Worker processes inherit the variable. Nothing
-    happens if GLIBC_TUNABLES is set already, or in a notebook or a debugger.
+    On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of a
+    training step can be page faults. Blocks of 16 MiB or more also return when they are freed. Otherwise, malloc keeps
+    blocks of up to 32 MiB, of which matmuls in bfloat16 free many. The end of the heap returns if 64 MiB of it are
+    free, as by default. Where only the first threshold is set, glibc takes 128 KiB instead.
+
+    The restart is needed because glibc reads the environment variable GLIBC_TUNABLES only when a process starts. Worker
+    processes inherit the variable. Nothing happens if GLIBC_TUNABLES is set already, or in a notebook or a debugger.
     """
     arguments = sys.argv[1:]
     is_own_process = sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments
