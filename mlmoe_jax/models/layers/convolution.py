@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 Pads = tuple[tuple[int, int], ...]
-MATMUL_ROWS = 192  # positions of a kernel share a matmul up to this number of rows
+MATMUL_ROWS = 192  # in the gradient by a kernel, up to which its positions share a matmul
 
 
 def convolve(
@@ -73,10 +73,9 @@ def _pointwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], pre
 def _with_matmul_gradient(
     general: Callable[[jax.Array, jax.Array], jax.Array], strides: tuple[int, int], pads: Pads, precision
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return the convolution `general`, whose gradient by the kernel is a matmul per position of the kernel.
+    """Return the convolution `general`, whose gradient by the kernel is computed as matmuls.
 
     XLA computes it as a convolution with the cotangent as the kernel, which takes up to 4 times as long on a CPU.
-    With few input channels, a matmul reads several positions, because one with few rows wastes time.
     """
 
     def forward(x: jax.Array, kernel: jax.Array):
@@ -87,20 +86,27 @@ def _with_matmul_gradient(
         (image,) = jax.linear_transpose(lambda x: general(x, kernel), x)(cotangent)
         # This zero keeps XLA from computing all shifts in the forward pass, where they would stay in memory.
         zero = jnp.minimum(jnp.abs(cotangent[0, 0, 0, 0]), 0).astype(x.dtype)
-        padded = _pad(x, zero, pads)
-        rows = cotangent.reshape(-1, cotangent.shape[-1])
-        shifts = _shifts(padded, kernel.shape[:2], strides, cotangent.shape[1:3])
-        columns = [part.reshape(-1, part.shape[-1]) for part in shifts]
-        together = max(1, MATMUL_ROWS // x.shape[-1])
-        products = [
-            jnp.dot(jnp.concatenate(columns[first : first + together], 1).T, rows, precision=precision)
-            for first in range(0, len(columns), together)
-        ]
-        return image, jnp.concatenate(products).reshape(kernel.shape)
+        shifts = _shifts(_pad(x, zero, pads), kernel.shape[:2], strides, cotangent.shape[1:3])
+        return image, _multiply(shifts, cotangent, precision).reshape(kernel.shape)
 
     convolution = jax.custom_vjp(general)
     convolution.defvjp(forward, backward)
     return convolution
+
+
+def _multiply(shifts: Iterable[jax.Array], cotangent: jax.Array, precision) -> jax.Array:
+    """Return the gradient by the kernel [h·w·C,D], from what its positions read [B,H,W,C], and from the cotangent.
+
+    With few channels, several positions share a matmul, because a matmul with few rows wastes time.
+    """
+    rows = cotangent.reshape(-1, cotangent.shape[-1])
+    columns = [part.reshape(-1, part.shape[-1]) for part in shifts]
+    together = max(1, MATMUL_ROWS // columns[0].shape[-1])
+    products = [
+        jnp.dot(jnp.concatenate(columns[first : first + together], 1).T, rows, precision=precision)
+        for first in range(0, len(columns), together)
+    ]
+    return jnp.concatenate(products)
 
 
 def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pads: Pads) -> jax.Array:
