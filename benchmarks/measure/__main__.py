@@ -24,7 +24,7 @@ from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
 
 NAMES = (
     *("digits_methods", "photographs", "variants", "calibration", "label_selection", "few_labels", "planted_flips"),
-    *("own_images", "gate_statistics", "exported", "serving", "metrics_speed", "full_size_parity"),
+    *("own_images", "gate_statistics", "exported", "serving", "full_size_parity"),
     *("scaling_table", "label_scaling"),
 )
 

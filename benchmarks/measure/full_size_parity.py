@@ -41,7 +41,7 @@ def measure(options: Options) -> Iterator[str]:
     # transformers resamples positions by size, the DINOv2 repository by scale with an offset
     shape = dataclasses.replace(catalog.entry(options.backbone).shape, position_offset=0.0)
     with tempfile.TemporaryDirectory() as folder:
-        program = ROOT / "benchmarks" / "peers" / "full_size_parity.py"
+        program = ROOT / "tools" / "parity" / "_full_size.py"
         subprocess.run([options.torch, program, folder, options.backbone, *map(str, options.sides)], check=True)
         vit = ViT(shape, rngs=nnx.Rngs(0))
         report = load_weights(vit, Path(folder) / "model.safetensors")

@@ -1,6 +1,6 @@
 """The PyTorch side of the measurement `full_size_parity`: writes a random model of `transformers` and its outputs.
 
-PYTHON benchmarks/peers/full_size_parity.py FOLDER BACKBONE SIDE SIDE …
+PYTHON tools/parity/_full_size.py FOLDER BACKBONE SIDE SIDE …
 """
 
 import sys
