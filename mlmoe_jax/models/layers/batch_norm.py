@@ -66,7 +66,7 @@ class BatchNorm(nnx.Module):
         return y.astype(self.dtype or y.dtype)
 
     def _record(self, mean: jax.Array, var: jax.Array, *, count: int) -> None:
-        """Update the running statistics by those of a batch with `count` values per channel."""
+        """Update the running statistics by mean and variance f32[D] of a batch with `count` values per channel."""
         if count < 2:
             raise ValueError("batch statistics need more than one value per channel: use larger images or batches")
         # The running variance is unbiased; the batch is normalized by the biased variance.
@@ -78,8 +78,8 @@ class BatchNorm(nnx.Module):
 def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     """Return f32[B,H,W,D], normalized by the statistics of `x`, and the statistics: mean and variance f32[D].
 
-    The gradient is the closed form of Ioffe and Szegedy (section 3). The statistics themselves have no gradient.
-    Automatic differentiation has twice as many sums over all values, and XLA stores the input of each sum on a CPU.
+    The gradient is a closed form (Ioffe and Szegedy, ICML 2015, below algorithm 1). The statistics have no gradient.
+    Automatic differentiation has more sums over all values, and XLA stores the input of each sum on a CPU.
     """
     return _normalize_forward(x, scale, bias, epsilon)[0]
 
