@@ -194,7 +194,6 @@ def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vit", ["dinov3_plus", "siglip2"], indirect=True)
 def test_gradients_of_prompts_equal_those_of_all_tokens(vit, image):
     prompts = made(vit.shape, "deep")
     target = jax.random.normal(jax.random.key(4), (BATCH, P, vit.shape.width))
