@@ -102,7 +102,9 @@ def open_split_to_fit(
     configuration.validate(config)
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
-    trained = not is_untrained(config, read_origin(folder))
+    # Only a model with this head can be untrained, and a file of other models can be large.
+    origin = read_origin(folder) if config.model.head.kind == "cosine" else {}
+    trained = not is_untrained(config, origin)
     table = require_split(folder, read_scores(folder), split_to_fit(config, trained=trained))
     if table.name not in (OUT_OF_FOLD, config.data.train_split):
         warn_of_leak(folder, table.name, table.ids.tolist())
