@@ -87,10 +87,11 @@ def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon
 def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     x32 = x.astype(jnp.float32)
     mean = x32.mean((0, 1, 2))
+    centered = x32 - mean
     # From centered values, because E[x²] − E[x]² loses digits if the mean is large.
-    var = jnp.square(x32 - mean).mean((0, 1, 2))
+    var = jnp.square(centered).mean((0, 1, 2))
     factor = jax.lax.rsqrt(var + epsilon)
-    y = (x32 - mean) * (factor * scale) + bias
+    y = centered * (factor * scale) + bias
     return (y, (mean, var)), (x, mean, factor, scale)
 
 
@@ -100,8 +101,7 @@ def _normalize_backward(epsilon: float, residuals: tuple[jax.Array, ...], cotang
     centered = x.astype(jnp.float32) - mean
     count = x.size // x.shape[-1]
     of_bias = slope.sum((0, 1, 2))
-    product = (slope * centered).sum((0, 1, 2))
-    of_scale = product * factor
+    of_scale = (slope * centered).sum((0, 1, 2)) * factor
     of_x = (slope - of_bias / count - centered * (of_scale * factor / count)) * (factor * scale)
     return of_x.astype(x.dtype), of_scale, of_bias
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax import lax
 
 Pads = tuple[tuple[int, int], ...]
-MATMUL_ROWS = 192  # in the gradient by a kernel, up to which its positions share a matmul
+MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
 
 
 def convolve(
@@ -87,14 +87,14 @@ def _with_matmul_gradient(
         # This zero keeps XLA from computing all shifts in the forward pass, where they would stay in memory.
         zero = jnp.minimum(jnp.abs(cotangent[0, 0, 0, 0]), 0).astype(x.dtype)
         shifts = _shifts(_pad(x, zero, pads), kernel.shape[:2], strides, cotangent.shape[1:3])
-        return image, _multiply(shifts, cotangent, precision).reshape(kernel.shape)
+        return image, _matmul_gradient(shifts, cotangent, precision).reshape(kernel.shape)
 
     convolution = jax.custom_vjp(general)
     convolution.defvjp(forward, backward)
     return convolution
 
 
-def _multiply(shifts: Iterable[jax.Array], cotangent: jax.Array, precision) -> jax.Array:
+def _matmul_gradient(shifts: Iterable[jax.Array], cotangent: jax.Array, precision) -> jax.Array:
     """Return the gradient by the kernel [h·w·C,D], from what its positions read [B,H,W,C], and from the cotangent.
 
     With few channels, several positions share a matmul, because a matmul with few rows wastes time.
