@@ -11,6 +11,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -274,7 +275,7 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     configuration.validate(config)
-    calls: dict[str, list[tuple[float, float, tuple]]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
+    calls: dict[str, list[_Call]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
     read = experiment.training_batches
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
@@ -291,24 +292,33 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(RunFolder, "append_row", _timed(RunFolder.append_row, calls["row"])),
     ):
         loop.train(config, RunFolder(folder))
-    (first, _, (_, before)), (last, _, (_, after)) = calls["row"][0], calls["row"][-1]
-    inside = {name: sum(one[1] for one in calls[name] if first < one[0] < last) for name in calls}
-    running = last - first - inside["evaluation"] - inside["checkpoint"]
-    steps = after["step"] - before["step"]
+    first, last = calls["row"][0], calls["row"][-1]
+    inside = {name: sum(one.seconds for one in calls[name] if first.began < one.began < last.began) for name in calls}
+    running = last.began - first.began - inside["evaluation"] - inside["checkpoint"]
+    steps = last.arguments[1]["step"] - first.arguments[1]["step"]
     return {
         "images_per_second": steps * config.train.batch_size / running,
         "data_wait": inside["batch"] / running,
-        **{f"{name}_seconds": [seconds for _, seconds, _ in calls[name]] for name in ("evaluation", "checkpoint")},
+        **{f"{name}_seconds": [one.seconds for one in calls[name]] for name in ("evaluation", "checkpoint")},
     }
 
 
-def _timed(function: Callable, calls: list[tuple[float, float, tuple]]) -> Callable:
-    """Return a wrapper of a function that appends to `calls` the start, the seconds and the arguments of each call."""
+@dataclass(frozen=True)
+class _Call:
+    """One call of a function: its arguments, its start, and its duration in seconds."""
+
+    arguments: tuple
+    began: float
+    seconds: float
+
+
+def _timed(function: Callable, calls: list[_Call]) -> Callable:
+    """Return a wrapper of a function that appends each call to `calls`."""
 
     def wrapper(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
         result = function(*arguments, **options)
-        calls.append((began, time.perf_counter() - began, arguments))
+        calls.append(_Call(arguments, began, time.perf_counter() - began))
         return result
 
     return wrapper
