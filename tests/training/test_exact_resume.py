@@ -28,7 +28,9 @@ ONE_POSITIVE = {"data__known_positives": "one", "loss__expected_positives": 2.0,
 CNN = {"model__backbone__name": "resnet101"}
 RECIPES = {
     "probe": ("probe", {}),
+    "no averages": ("probe", {"ema__decay": 0.0}),
     "prompts and gates": ("mlvpt_digits", {}),
+    "mixed images": ("probe", {"augment__mix": "both", "augment__flip": True}),
     "statistics of batches and estimates per image": (
         "probe",
         CNN | {"model__backbone__batch_norm": "trainable", "loss__kind": "role"} | ONE_POSITIVE,
@@ -122,6 +124,8 @@ CASES = [
     # The same code restores these as the ones above. Damage of every kind: tests/runs/test_checkpoint.py.
     pytest.param("probe", damage, MIDDLE - 1, marks=SLOW),
     pytest.param("prompts and gates", kill, MIDDLE, marks=SLOW),
+    pytest.param("mixed images", kill, MIDDLE, marks=SLOW),
+    pytest.param("no averages", kill, MIDDLE, marks=SLOW),
     pytest.param("corrections per image", kill, MIDDLE, marks=SLOW),
     pytest.param("cached features", kill, MIDDLE, marks=SLOW),
     pytest.param("cached features of a CNN", kill, MIDDLE, marks=SLOW),
