@@ -188,7 +188,6 @@ class Log(Hook):
 
     def close(self):
         self._log.close()
-        self._progress.close()
 
 
 class Checks(Hook):

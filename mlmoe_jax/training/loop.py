@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 
@@ -121,30 +122,31 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
     """
     start = step = int(state.step)
     stopping = False
-    progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, start=step)
-    batches = () if selection.finished else experiment.batches(step, progress)
-    hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
-    with hooks, stop_requests() as request:
-        for step, batch in request.until_set(batches):
-            hooks.before_step(step, state, batch)
-            state, metrics = experiment.steps.train_step(state, batch)
-            hooks.after_step(step, metrics)
-            if experiment.evaluates(step):
-                hooks.before_evaluation()
-                hooks.after_evaluation(evaluate(experiment, state, selection, step))
-            stopping = request.agreed()
-            if experiment.saves(step) or selection.finished or stopping:
-                hooks.before_save(step, state)
-                save_progress(experiment, manager, step, state, selection)
-            if selection.finished or stopping:
-                break
-        else:
-            if start < step < experiment.total_steps:  # stopped while it waited for a batch
-                hooks.before_save(step, state)
-                save_progress(experiment, manager, step, state, selection)
-        hooks.finish()
-        if stopping or request.agreed_at_end():  # a request may arrive while the last checkpoint is written
-            raise Stopped(f"stopped at step {step} of {experiment.total_steps}; the same command resumes from there")
+    total, images = experiment.total_steps, experiment.config.train.batch_size
+    with contextlib.closing(Progress("train", total, images, start=step)) as progress:
+        batches = () if selection.finished else experiment.batches(step, progress)
+        hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
+        with hooks, stop_requests() as request:
+            for step, batch in request.until_set(batches):
+                hooks.before_step(step, state, batch)
+                state, metrics = experiment.steps.train_step(state, batch)
+                hooks.after_step(step, metrics)
+                if experiment.evaluates(step):
+                    hooks.before_evaluation()
+                    hooks.after_evaluation(evaluate(experiment, state, selection, step))
+                stopping = request.agreed()
+                if experiment.saves(step) or selection.finished or stopping:
+                    hooks.before_save(step, state)
+                    save_progress(experiment, manager, step, state, selection)
+                if selection.finished or stopping:
+                    break
+            else:
+                if start < step < total:  # stopped while it waited for a batch
+                    hooks.before_save(step, state)
+                    save_progress(experiment, manager, step, state, selection)
+            hooks.finish()
+            if stopping or request.agreed_at_end():  # a request may arrive while the last checkpoint is written
+                raise Stopped(f"stopped at step {step} of {total}; the same command resumes from there")
 
 
 def evaluate(experiment: Experiment, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
