@@ -20,11 +20,10 @@ from helpers.shapes import check_shapes  # noqa: E402
 
 check_shapes()
 
+from helpers.devices import UNOPTIMIZED  # noqa: E402
 from helpers.lowering import share_contexts, shorten_errors  # noqa: E402
 from helpers.paths import REPOSITORY  # noqa: E402
 
-# Most of the time of a test goes into compiling tiny models; unoptimized, they compile in half of it.
-UNOPTIMIZED = "--xla_backend_optimization_level=0"
 os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
 
 # The cache of the user is not used. Compiled programs and rendered scenes are kept for the next test run, unless the
