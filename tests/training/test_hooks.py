@@ -133,7 +133,7 @@ def test_the_steps_of_the_range_are_traced(tmp_path, capsys):
     hook.close()
 
 
-def test_a_refused_trace_ends_the_progress(tmp_path, refusal):
+def test_a_refused_trace_ends_the_progress(run, tmp_path, refusal):
     """It would announce a long first step seconds later."""
     before = {*threading.enumerate()}
     refusal(train, recipe("probe"), RunFolder(tmp_path / "run"), profile=Window(9999, 9999))
