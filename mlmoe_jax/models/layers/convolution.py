@@ -13,6 +13,7 @@ from jax import lax
 
 Pads = tuple[tuple[int, int], ...]
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
+TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
 
 
 def convolve(
@@ -184,43 +185,63 @@ _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient with respect to the image.
 
-    For kernels up to 3×3, it is the transpose of `_sum_of_shifts`. For larger kernels, the transpose takes 2 to 6 times
-    as long, because it reads a padded image per position of the kernel. There, the gradient is a convolution with the
-    flipped kernel of the cotangent, which is dilated with zeros for the strides.
+    The positions of the padded image that have equal remainders by the strides read the same part of the kernel. Their
+    gradient is a convolution of the cotangent with this part, flipped. These gradients are interleaved.
     """
-    if max(kernel.shape[:2]) <= 3:
-        return jax.linear_transpose(lambda x: _sum_of_shifts(x, kernel, strides, pads), x)(cotangent)[0]
-    edges = []
-    for side, outputs, length, stride, (before, _) in zip(
-        x.shape[1:3], cotangent.shape[1:3], kernel.shape[:2], strides, pads, strict=True
-    ):
-        low = length - 1 - before
-        edges.append((low, side + length - 1 - low - ((outputs - 1) * stride + 1), stride - 1))
-    dilated = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-    return _sum_of_shifts(dilated, kernel[::-1, ::-1], (1, 1), ((0, 0), (0, 0)))
+    (down, right), (height, width) = strides, kernel.shape[:2]
+    taps = [-(-length // stride) for length, stride in zip((height, width), strides, strict=True)]
+    padded = [side + sum(pad) for side, pad in zip(x.shape[1:3], pads, strict=True)]
+    rows, columns = (-(-side // stride) for side, stride in zip(padded, strides, strict=True))
+    edges = [
+        (tap - 1, size - side) for tap, size, side in zip(taps, (rows, columns), cotangent.shape[1:3], strict=True)
+    ]
+    cotangent = jnp.pad(cotangent, ((0, 0), *edges, (0, 0)))
+    parts = []
+    for i, j in itertools.product(range(down), range(right)):
+        part = kernel[i::down, j::right][::-1, ::-1]
+        top, left = (tap - length for tap, length in zip(taps, part.shape[:2], strict=True))
+        parts.append(_sum_of_shifts(cotangent[:, top:, left:], part, (1, 1), ((0, 0), (0, 0))))
+    image = jnp.stack(parts, 3).reshape(-1, rows, columns, down, right, x.shape[-1])
+    image = jnp.swapaxes(image, 2, 3).reshape(-1, rows * down, columns * right, x.shape[-1])
+    (top, _), (left, _) = pads
+    return image[:, top : top + x.shape[1], left : left + x.shape[2]]
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient with respect to the kernel.
 
-    The sums for all positions of the kernel are computed row by row, while the row is in the cache. XLA would compute
-    each sum in a separate pass over the whole batch, which takes 2 to 3 times as long.
+    The sums for all positions of the kernel are computed together, for a tile of the map at a time. XLA would compute
+    each sum in a separate pass over the whole batch, which takes 4 to 10 times as long.
     """
     padded, (rows, columns) = _padded(x, kernel, strides, pads)
     (down, right), (height, width) = strides, kernel.shape[:2]
-    cotangent = cotangent.astype(jnp.float32)
+    across = -(-columns // TILE_POSITIONS)
+    tile_columns = -(-columns // across)
+    tile_rows = min(rows, TILE_POSITIONS // tile_columns)
+    along = -(-rows // tile_rows)
+    # Zeros complete the last tiles.
+    edges = ((0, 0), (0, along * tile_rows - rows), (0, across * tile_columns - columns), (0, 0))
+    cotangent = jnp.pad(cotangent.astype(jnp.float32), edges)
+    padded = jnp.pad(padded, [(0, after * stride) for (_, after), stride in zip(edges, (1, *strides, 1), strict=True)])
 
-    def add_row(row: jax.Array, total: jax.Array) -> jax.Array:
-        window = lax.dynamic_slice_in_dim(padded, row * down, height, 1)
-        slope = lax.dynamic_slice_in_dim(cotangent, row, 1, 1)[:, 0]
-        sums = [
-            jnp.sum(window[:, i, j : j + (columns - 1) * right + 1 : right] * slope, (0, 1))
-            for i, j in itertools.product(range(height), range(width))
-        ]
-        return total + jnp.stack(sums).reshape(total.shape)
+    def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
+        top, left = index // across * tile_rows, index % across * tile_columns
+        area = ((tile_rows - 1) * down + height, (tile_columns - 1) * right + width)
+        image = _crop(padded, (top * down, left * right), area)
+        slope = _crop(cotangent, (top, left), (tile_rows, tile_columns))
+        for row, column in itertools.product(range(tile_rows), range(tile_columns)):
+            window = image[:, row * down : row * down + height, column * right : column * right + width]
+            total += window * slope[:, row, column, None, None]
+        return total
 
-    total = lax.fori_loop(0, rows, add_row, jnp.zeros(kernel.shape, jnp.float32))
-    return total.astype(kernel.dtype)
+    # One sum per image, which the threads share.
+    total = jnp.zeros((x.shape[0], height, width, x.shape[-1]), jnp.float32)
+    total = lax.fori_loop(0, along * across, add_tile, total)
+    return total.sum(0)[:, :, None].astype(kernel.dtype)
+
+
+def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: tuple[int, int]) -> jax.Array:
+    return lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
 
 
 def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
