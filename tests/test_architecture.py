@@ -182,7 +182,7 @@ def changes_of(tree: ast.Module) -> list[str]:
 
 def test_only_the_command_line_changes_the_whole_process(trees):
     changing = {name: changes for name, tree in trees.items() if (changes := changes_of(tree))}
-    assert changing.keys() == {"apps.cli.process", "apps.cli.large_pages"}, changing
+    assert changing.keys() == {"apps.cli.process", "apps.cli.environment"}, changing
     every_kind = ast.parse("sys.stdout, x = f, g\nwarnings.showwarning = f\nlog.addFilter(f)\nos.dup2(1, 2)")
     assert changes_of(every_kind) == ["sys.stdout", "warnings.showwarning", "log.addFilter", "os.dup2"]
 

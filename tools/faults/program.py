@@ -23,7 +23,7 @@ from types import MappingProxyType
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES
+from mlmoe_jax.apps.cli.environment import LARGE_PAGES, TUNABLES
 
 COMMAND = (
     "--config=mlvpt_digits",

@@ -10,8 +10,15 @@ from types import SimpleNamespace
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.cli import large_pages, process
-from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
+from mlmoe_jax.apps.cli import environment, process
+from mlmoe_jax.apps.cli.environment import (
+    FLAGS,
+    LARGE_PAGES,
+    TUNABLES,
+    WIDE_VECTORS,
+    use_large_pages,
+    use_wide_vectors,
+)
 from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_command, run_job, warnings_printed
 from mlmoe_jax.errors import DISK_ERROR, DONE, USER_ERROR, UserError
 from mlmoe_jax.runtime import distributed
@@ -24,8 +31,8 @@ from mlmoe_jax.runtime.progress import status
 def started(tmp_path, monkeypatch):
     """The commands that would replace this process, on a system that gives large pages on request."""
     started = []
-    monkeypatch.setattr(large_pages, "PAGES", tmp_path / "enabled")
-    large_pages.PAGES.write_text("always [madvise] never\n")
+    monkeypatch.setattr(environment, "PAGES", tmp_path / "enabled")
+    environment.PAGES.write_text("always [madvise] never\n")
     monkeypatch.setenv(TUNABLES, "")  # so that it is restored
     monkeypatch.delenv(TUNABLES)
     monkeypatch.setattr(os, "execv", lambda *command: started.append(command))
@@ -33,6 +40,23 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "mlmoe_jax.main", "--mode=data", "--json"])
     monkeypatch.setattr(sys, "argv", ["main.py", "--mode=data", "--json"])
     return started
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        (None, WIDE_VECTORS),
+        ("--xla_dump_to=x", f"--xla_dump_to=x {WIDE_VECTORS}"),
+        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
+    ],
+)
+def test_wide_vectors_are_used_unless_the_user_sets_the_width(monkeypatch, given, used):
+    monkeypatch.delenv(FLAGS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(FLAGS, given)
+    for _ in range(2):
+        use_wide_vectors()
+        assert os.environ[FLAGS] == used
 
 
 def test_the_process_starts_again_with_large_pages(started):
@@ -46,9 +70,9 @@ def test_the_process_starts_again_with_large_pages(started):
 @pytest.mark.parametrize(
     "unlike",
     [
-        lambda patch: large_pages.PAGES.unlink(),
-        lambda patch: large_pages.PAGES.write_text("[always] madvise never\n"),
-        lambda patch: large_pages.PAGES.write_text("always madvise [never]\n"),
+        lambda patch: environment.PAGES.unlink(),
+        lambda patch: environment.PAGES.write_text("[always] madvise never\n"),
+        lambda patch: environment.PAGES.write_text("always madvise [never]\n"),
         lambda patch: patch.setenv(TUNABLES, ""),
         lambda patch: patch.setenv(TUNABLES, "glibc.malloc.arena_max=2"),
         lambda patch: patch.setattr(sys, "argv", ["main.py"]),
@@ -69,21 +93,22 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
     (tmp_path / "program.py").write_text(
         "import os, sys, pathlib\n"
         "from mlmoe_jax import main\n"
-        "from mlmoe_jax.apps.cli import large_pages\n"
-        f"large_pages.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
+        "from mlmoe_jax.apps.cli import environment\n"
+        f"environment.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
         "print('begins', flush=True)\n"
-        "main.main = lambda words: print(os.getpid(), os.environ['GLIBC_TUNABLES'], words, sys.flags.utf8_mode) or 7\n"
+        f"names = {TUNABLES!r}, {FLAGS!r}\n"
+        "main.main = lambda words: print(os.getpid(), *map(os.environ.get, names), words, sys.flags.utf8_mode) or 7\n"
         "main.console()\n"
     )
     # A program that is traced, as for coverage, does not start itself again.
-    environment = {name: os.environ[name] for name in os.environ if not name.startswith((TUNABLES, "COVERAGE"))}
-    environment["PYTHONPATH"] = str(REPOSITORY)
+    variables = {name: os.environ[name] for name in os.environ if not name.startswith((TUNABLES, FLAGS, "COVERAGE"))}
+    variables["PYTHONPATH"] = str(REPOSITORY)
     command = [sys.executable, "-X", "utf8", str(tmp_path / "program.py"), "--mode=data", "two words"]
-    program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    program = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
     output, _ = program.communicate(timeout=60)
     assert output.splitlines() == [
         *("begins", "begins"),
-        f"{program.pid} {LARGE_PAGES} ['--mode=data', 'two words'] 1",
+        f"{program.pid} {LARGE_PAGES} {WIDE_VECTORS} ['--mode=data', 'two words'] 1",
     ]
     assert program.returncode == 7
 

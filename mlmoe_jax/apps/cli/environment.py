@@ -1,4 +1,4 @@
-"""Large pages of memory, which a process must request at its start.
+"""Variables of the environment that glibc and XLA read when a process starts.
 
 This module imports no library, because the program that calls it starts twice.
 """
@@ -16,6 +16,20 @@ LARGE_PAGES = ":".join(
         "glibc.malloc.trim_threshold=67108864",
     )
 )
+FLAGS = "XLA_FLAGS"
+WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
+
+
+def use_wide_vectors() -> None:
+    """Let XLA use vectors of 512 bits on a CPU that has them. By default, its vectors have 256 bits on each CPU.
+
+    A training step of a CNN takes 0.8 to 0.9 of the time, because GELU, normalizations and depthwise convolutions use
+    twice as wide vectors. Matmuls do not depend on it. Nothing happens if XLA_FLAGS sets the width already. XLA reads
+    XLA_FLAGS at its first program, and worker processes inherit it.
+    """
+    flags = os.environ.get(FLAGS, "")
+    if WIDE_VECTORS.split("=")[0] not in flags:
+        os.environ[FLAGS] = f"{flags} {WIDE_VECTORS}".strip()
 
 
 def use_large_pages() -> None:
