@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import _depthwise, convolve, max_pool
+from mlmoe_jax.models.layers.convolution import _depthwise, convolve, dot_general, max_pool
 from mlmoe_jax.models.macs import count_macs
 
 ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
@@ -53,6 +53,21 @@ def test_a_dense_one_equals_the_general_convolution_and_so_do_its_gradients(stri
     x = draw.normal(size=(2, 7, 4, 6)).astype(np.float32)
     kernel = draw.normal(size=(size, size, 6, 5)).astype(np.float32)
     assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
+
+
+def test_a_matmul_of_a_map_equals_the_general_one_and_its_gradient_transposes_nothing():
+    draw = np.random.default_rng(0)
+    x, kernel = (draw.normal(size=size).astype(np.float32) for size in ((2, 3, 4, 5), (5, 6)))
+    slope = draw.normal(size=(2, 3, 4, 6)).astype(np.float32)
+
+    def run(form, x, kernel):
+        values, back = jax.vjp(lambda x, kernel: form(x, kernel, (((3,), (0,)), ((), ()))), x, kernel)
+        return values, *back(slope)
+
+    for ours, theirs in zip(run(dot_general, x, kernel), run(lax.dot_general, x, kernel), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    program = jax.jit(partial(run, dot_general)).trace(x, kernel).lower(lowering_platforms=("cpu",)).as_text()
+    assert "tensor<24x5xf32>" in program
 
 
 def test_a_convolution_of_some_groups_is_the_general_one():

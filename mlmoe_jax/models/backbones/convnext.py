@@ -16,7 +16,7 @@ from jaxtyping import Float
 from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
-from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.convolution import convolve, dot_general
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
@@ -92,7 +92,7 @@ class ConvNeXtBlock(nnx.Module):
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
         self.norm = LayerNorm(width, epsilon=NORM_EPSILON, rngs=rngs)
-        self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, 4 * width, dot_general=dot_general, dtype=dtype, rngs=rngs)
         self.layer_scale = LayerScale(width, layer_scale)
 
     def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:

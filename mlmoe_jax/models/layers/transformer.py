@@ -26,12 +26,13 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         activation: Callable[[jax.Array], jax.Array] = gelu,
+        dot_general: Callable[..., jax.Array] = jax.lax.dot_general,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.activation = activation
-        self.fc1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+        self.fc1 = nnx.Linear(width, hidden, dot_general=dot_general, dtype=dtype, rngs=rngs)
+        self.fc2 = nnx.Linear(hidden, width, dot_general=dot_general, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS) -> jax.Array:
         """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
