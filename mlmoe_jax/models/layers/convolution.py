@@ -101,7 +101,7 @@ def _with_matmul_gradient(
         x, kernel = residuals
         (image,) = jax.linear_transpose(lambda x: general(x, kernel), x)(cotangent)
         # This zero keeps XLA from computing all shifts in the forward pass, where they would stay in memory.
-        zero = jnp.minimum(jnp.abs(cotangent[0, 0, 0, 0]), 0).astype(x.dtype)
+        zero = jnp.minimum(jnp.abs(cotangent[0, 0, 0, 0]), 0)
         shifts = _shifts(_pad(x, zero, pads), kernel.shape[:2], strides, cotangent.shape[1:3])
         return image, _matmul_gradient(shifts, cotangent, precision).reshape(kernel.shape)
 
@@ -135,7 +135,7 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     image = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def shifts(x: jax.Array, fill: float) -> list[jax.Array]:
-        return [*_shifts(_pad(x, jnp.asarray(fill, x.dtype), pads), window, strides, size)]
+        return [*_shifts(_pad(x, fill, pads), window, strides, size)]
 
     def forward(x: jax.Array):
         largest, *others = shifts(x, -jnp.inf)
@@ -154,8 +154,10 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     return lax.platform_dependent(x, cpu=on_cpu, default=general)
 
 
-def _pad(x: jax.Array, fill: jax.Array, pads: Pads) -> jax.Array:
-    return lax.pad(x, fill, [(0, 0, 0), *((before, after, 0) for before, after in pads), (0, 0, 0)])
+def _pad(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, int]]) -> jax.Array:
+    return lax.pad(
+        x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *((before, after, 0) for before, after in pads), (0, 0, 0)]
+    )
 
 
 def _shifts(padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]):
@@ -203,23 +205,28 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], p
     The positions of the padded image that have equal remainders by the strides read the same part of the kernel. Their
     gradient is a convolution of the cotangent with this part, flipped. These gradients are interleaved.
     """
-    (down, right), (height, width) = strides, kernel.shape[:2]
-    taps = [-(-length // stride) for length, stride in zip((height, width), strides, strict=True)]
-    padded = [side + sum(pad) for side, pad in zip(x.shape[1:3], pads, strict=True)]
-    rows, columns = (-(-side // stride) for side, stride in zip(padded, strides, strict=True))
-    edges = [
-        (tap - 1, size - side) for tap, size, side in zip(taps, (rows, columns), cotangent.shape[1:3], strict=True)
-    ]
-    cotangent = jnp.pad(cotangent, ((0, 0), *edges, (0, 0)))
+    edges, taps = [], []
+    for side, pad, outputs, length, stride in zip(
+        x.shape[1:3], pads, cotangent.shape[1:3], kernel.shape[:2], strides, strict=True
+    ):
+        most = -(-length // stride)
+        taps.append(most)
+        edges.append((most - 1, -(-(side + sum(pad)) // stride) - outputs))
+    cotangent = _pad(cotangent, 0.0, edges)
     parts = []
-    for i, j in itertools.product(range(down), range(right)):
-        part = kernel[i::down, j::right][::-1, ::-1]
-        top, left = (tap - length for tap, length in zip(taps, part.shape[:2], strict=True))
+    for i, j in itertools.product(*map(range, strides)):
+        part = kernel[i :: strides[0], j :: strides[1]][::-1, ::-1]
+        top, left = (most - length for most, length in zip(taps, part.shape[:2], strict=True))
         parts.append(_sum_of_shifts(cotangent[:, top:, left:], part, (1, 1), ((0, 0), (0, 0))))
-    image = jnp.stack(parts, 3).reshape(-1, rows, columns, down, right, x.shape[-1])
-    image = jnp.swapaxes(image, 2, 3).reshape(-1, rows * down, columns * right, x.shape[-1])
     (top, _), (left, _) = pads
-    return image[:, top : top + x.shape[1], left : left + x.shape[2]]
+    return _interleave(parts, strides)[:, top : top + x.shape[1], left : left + x.shape[2]]
+
+
+def _interleave(parts: Sequence[jax.Array], strides: tuple[int, int]) -> jax.Array:
+    """Return the map with part number i·right + j [B,H,W,C] at the rows i + n·down and the columns j + n·right."""
+    (down, right), (batch, rows, columns, channels) = strides, parts[0].shape
+    stacked = jnp.stack(parts, 3).reshape(batch, rows, columns, down, right, channels)
+    return jnp.swapaxes(stacked, 2, 3).reshape(batch, rows * down, columns * right, channels)
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
@@ -228,34 +235,47 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], 
     The sums for all positions of the kernel are computed together, for a tile of the map at a time. XLA would compute
     each sum in a separate pass over the whole batch, which takes 4 to 10 times as long.
     """
-    padded, (rows, columns) = _padded(x, kernel, strides, pads)
-    (down, right), (height, width) = strides, kernel.shape[:2]
-    across = -(-columns // TILE_POSITIONS)
-    tile_columns = -(-columns // across)
-    tile_rows = min(rows, TILE_POSITIONS // tile_columns)
-    along = -(-rows // tile_rows)
+    window = kernel.shape[:2]
+    padded, size = _padded(x, kernel, strides, pads)
+    (rows, columns), (along, across) = tile, counts = _tiles(*size)
     # Zeros complete the last tiles.
-    edges = ((0, 0), (0, along * tile_rows - rows), (0, across * tile_columns - columns), (0, 0))
-    cotangent = jnp.pad(cotangent.astype(jnp.float32), edges)
-    padded = jnp.pad(padded, [(0, after * stride) for (_, after), stride in zip(edges, (1, *strides, 1), strict=True)])
+    rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
+    slopes = _pad(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
+    padded = _pad(padded, 0.0, [(0, after * stride) for after, stride in zip(rest, strides, strict=True)])
+    area = [(side - 1) * stride + length for side, stride, length in zip(tile, strides, window, strict=True)]
 
     def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
-        top, left = index // across * tile_rows, index % across * tile_columns
-        area = ((tile_rows - 1) * down + height, (tile_columns - 1) * right + width)
-        image = _crop(padded, (top * down, left * right), area)
-        slope = _crop(cotangent, (top, left), (tile_rows, tile_columns))
-        for row, column in itertools.product(range(tile_rows), range(tile_columns)):
-            window = image[:, row * down : row * down + height, column * right : column * right + width]
-            total += window * slope[:, row, column, None, None]
-        return total
+        top, left = index // across * rows, index % across * columns
+        image = _crop(padded, (top * strides[0], left * strides[1]), area)
+        return total + _sum_of_products(image, _crop(slopes, (top, left), tile), window, strides)
 
     # One sum per image, which the threads share.
-    total = jnp.zeros((x.shape[0], height, width, x.shape[-1]), jnp.float32)
+    total = jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32)
     total = lax.fori_loop(0, along * across, add_tile, total)
     return total.sum(0)[:, :, None].astype(kernel.dtype)
 
 
-def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: tuple[int, int]) -> jax.Array:
+def _tiles(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return rows and columns of a tile of a map, and how many tiles are along and across."""
+    across = -(-columns // TILE_POSITIONS)
+    width = -(-columns // across)
+    height = min(rows, TILE_POSITIONS // width)
+    return (height, width), (-(-rows // height), across)
+
+
+def _sum_of_products(
+    image: jax.Array, slopes: jax.Array, window: tuple[int, int], strides: tuple[int, int]
+) -> jax.Array:
+    """Return the sum of the windows of `image` [B,_,_,C], each times its slope in `slopes` [B,H,W,C]: [B,h,w,C]."""
+    (down, right), (height, width) = strides, window
+    total = jnp.zeros((), jnp.float32)
+    for row, column in itertools.product(*map(range, slopes.shape[1:3])):
+        part = image[:, row * down : row * down + height, column * right : column * right + width]
+        total += part * slopes[:, row, column, None, None]
+    return total
+
+
+def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: Sequence[int]) -> jax.Array:
     return lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
 
 
@@ -265,4 +285,4 @@ def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pad
         1 + (side + sum(pad) - length) // stride
         for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
     )
-    return jnp.pad(x, ((0, 0), *pads, (0, 0))).astype(jnp.float32), (rows, columns)
+    return _pad(x, 0.0, pads).astype(jnp.float32), (rows, columns)
