@@ -23,9 +23,9 @@ WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
 def use_wide_vectors() -> None:
     """Let XLA use vectors of 512 bits on a CPU that has them. By default, its vectors have 256 bits on each CPU.
 
-    A training step of a CNN takes 0.8 to 0.9 of the time, because GELU, normalizations and depthwise convolutions use
-    twice as wide vectors. Matmuls do not depend on it. Nothing happens if XLA_FLAGS sets the width already. XLA reads
-    XLA_FLAGS at its first program, and worker processes inherit it.
+    GELU, normalizations and depthwise convolutions depend on it, but matmuls do not. All gradients of ConvNeXt-T take
+    0.8 of the time, and a training step of DR-MoE on ResNet-101 takes 0.92. Nothing happens if XLA_FLAGS sets the width
+    already. XLA reads XLA_FLAGS at its first program, and worker processes inherit it.
     """
     flags = os.environ.get(FLAGS, "")
     if WIDE_VECTORS.split("=")[0] not in flags:
