@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import ROOT, progress
-from mlmoe_jax.apps.cli.environment import FLAGS, LARGE_PAGES, TUNABLES, WIDE_VECTORS
+from mlmoe_jax.apps.cli.environment import FLAGS, LARGE_PAGES, TUNABLES, add_wide_vectors
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Table
 
@@ -75,8 +75,8 @@ def torch_side(python: str, *, compiled: bool) -> Side:
 def _environment(tunables: str = LARGE_PAGES) -> dict[str, str]:
     """Return the environment of every measured process, with large pages and wide vectors as for the program."""
     # Two processes share the accelerator, so JAX must not take most of its memory at once.
-    settings = {TUNABLES: tunables, FLAGS: WIDE_VECTORS, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return settings | dict(os.environ)
+    given = {TUNABLES: tunables, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(os.environ)
+    return given | {FLAGS: add_wide_vectors(given.get(FLAGS, ""))}
 
 
 class Worker:

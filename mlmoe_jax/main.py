@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mlmoe_jax.apps.cli.environment import use_large_pages, use_wide_vectors
+from mlmoe_jax.apps.cli.environment import set_environment
 from mlmoe_jax.errors import INTERRUPTED
 
 
@@ -30,8 +30,7 @@ def console() -> None:
     """Entry point of the installed `mlmoe` command."""
     for number in (signal.SIGINT, signal.SIGTERM):  # while no command is in progress, and nothing needs to be saved
         signal.signal(number, lambda number, frame: os._exit(INTERRUPTED))
-    use_wide_vectors()
-    use_large_pages()
+    set_environment()
     from mlmoe_jax.apps.cli.process import quiet_libraries
 
     quiet_libraries()

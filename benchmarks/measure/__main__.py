@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure.options import parse
-from mlmoe_jax.apps.cli.environment import use_large_pages, use_wide_vectors
+from mlmoe_jax.apps.cli.environment import set_environment
 from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
 
 NAMES = (
@@ -48,8 +48,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     module = importlib.import_module(f"benchmarks.measure.{name}")
     options = parse(module.Options, rest, f"benchmarks.measure {name}", module.__doc__)
-    use_wide_vectors()
-    use_large_pages()
+    set_environment()
     try:
         for text in module.measure(options):
             print(text, flush=True)

@@ -1,5 +1,6 @@
 """The rows of a training's metrics, the trackers that get them, and their uploads to an object store."""
 
+import contextlib
 import csv
 import struct
 import sys
@@ -203,7 +204,8 @@ def test_fifty_rows_need_at_most_ten_requests(store):
     read = len(store.requests)
     log_rows(log, 2, 50)
     assert len(store.requests) == read, "the loop does not wait for the store"
-    Log(None, log, Progress("train", 1000, 8)).before_save(50, None)
+    with contextlib.closing(Progress("train", 1000, 8)) as progress:
+        Log(None, log, progress).before_save(50, None)
     assert read < len(store.requests) <= 10, store.requests
     assert steps(folder) == list(range(1, 51))
     log.close()

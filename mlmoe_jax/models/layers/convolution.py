@@ -232,12 +232,12 @@ def _interleave(parts: Sequence[jax.Array], strides: tuple[int, int]) -> jax.Arr
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient with respect to the kernel.
 
-    The sums for all positions of the kernel are computed together, for a tile of the map at a time. XLA would compute
-    each sum in a separate pass over the whole batch, which takes 4 to 10 times as long.
+    The sums for all positions of the kernel are computed together, for a tile of the map at a time. A sum for each
+    position, row by row, takes 2 to 3 times as long.
     """
     window = kernel.shape[:2]
     padded, size = _padded(x, kernel, strides, pads)
-    (rows, columns), (along, across) = tile, counts = _tiles(*size)
+    tile, counts = _tiles(*size)
     # Zeros complete the last tiles.
     rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
     slopes = _pad(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
@@ -245,13 +245,14 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], 
     area = [(side - 1) * stride + length for side, stride, length in zip(tile, strides, window, strict=True)]
 
     def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
-        top, left = index // across * rows, index % across * columns
+        row, column = divmod(index, counts[1])
+        top, left = row * tile[0], column * tile[1]
         image = _crop(padded, (top * strides[0], left * strides[1]), area)
         return total + _sum_of_products(image, _crop(slopes, (top, left), tile), window, strides)
 
     # One sum per image, which the threads share.
     total = jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32)
-    total = lax.fori_loop(0, along * across, add_tile, total)
+    total = lax.fori_loop(0, counts[0] * counts[1], add_tile, total)
     return total.sum(0)[:, :, None].astype(kernel.dtype)
 
 

@@ -16,8 +16,8 @@ from mlmoe_jax.apps.cli.environment import (
     LARGE_PAGES,
     TUNABLES,
     WIDE_VECTORS,
+    add_wide_vectors,
     use_large_pages,
-    use_wide_vectors,
 )
 from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_command, run_job, warnings_printed
 from mlmoe_jax.errors import DISK_ERROR, DONE, USER_ERROR, UserError
@@ -45,18 +45,13 @@ def started(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "used"),
     [
-        (None, WIDE_VECTORS),
+        ("", WIDE_VECTORS),
         ("--xla_dump_to=x", f"--xla_dump_to=x {WIDE_VECTORS}"),
         ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
     ],
 )
-def test_wide_vectors_are_used_unless_the_user_sets_the_width(monkeypatch, given, used):
-    monkeypatch.delenv(FLAGS, raising=False)
-    if given is not None:
-        monkeypatch.setenv(FLAGS, given)
-    for _ in range(2):
-        use_wide_vectors()
-        assert os.environ[FLAGS] == used
+def test_wide_vectors_are_used_unless_the_user_sets_the_width(given, used):
+    assert add_wide_vectors(given) == add_wide_vectors(used) == used
 
 
 def test_the_process_starts_again_with_large_pages(started):
