@@ -38,7 +38,7 @@ def assert_general(x, kernel, stride, padding, layout):
 @pytest.mark.variants(size=(3, 5), stride=(2,))
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("side", [(7, 7), (8, 5), (3, 70)])
+@pytest.mark.parametrize("side", [(7, 7), (8, 5), (3, 70), (14, 20)])
 def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(size, stride, side):
     assert_general(*drawn(size, *side), stride, "SAME", LAYOUT)
 

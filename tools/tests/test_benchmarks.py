@@ -183,6 +183,11 @@ elif "--images" in given:
 """
 
 
+def test_a_measured_process_has_wide_vectors_beside_the_flags_of_the_user(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    assert harness.our_side("ours").environment["XLA_FLAGS"] == "--xla_dump_to=x --xla_cpu_prefer_vector_width=512"
+
+
 def test_the_start_is_timed_by_the_real_command_line(tmp_path):
     """The suite calls `PYTHON -m mlmoe_jax.main`; here a stand-in that writes its first metrics after 0.2 s."""
     (tmp_path / "mlmoe_jax").mkdir()
