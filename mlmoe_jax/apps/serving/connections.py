@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import resource
 import signal
@@ -26,6 +27,7 @@ REST_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 2.0, 5, 8.0
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 = no limit
 MOST_CONNECTIONS = 256 if _DESCRIPTORS < 0 else min(256, _DESCRIPTORS // 2)
 BACKLOG = 128  # connections that wait to be accepted; each accepted one needs a descriptor before another is closed
+_WAITS = itertools.count()  # the clock of the loop does not order them: it may stand while several begin
 
 
 class LimitedConnection(H11Protocol):
@@ -45,7 +47,7 @@ class LimitedConnection(H11Protocol):
         if len(opened) > MOST_CONNECTIONS:
             counts = Counter(one.host for one in opened)
             waiting = [one for one in opened if one.is_awaited and one is not self] or [self]
-            max(waiting, key=lambda one: (counts[one.host], -one.since)).transport.abort()
+            max(waiting, key=lambda one: (counts[one.host], -one.wait)).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
@@ -86,7 +88,7 @@ class LimitedConnection(H11Protocol):
         if self._timer:
             self._timer.cancel()
         idle = self.cycle is None or self.cycle.response_complete
-        self.since = self.loop.time()
+        self.wait = next(_WAITS)
         self._timer = self.loop.call_later(HEAD_SECONDS if idle else _ANSWER_SECONDS, self.transport.abort)
 
 

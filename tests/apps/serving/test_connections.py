@@ -68,6 +68,14 @@ def test_a_client_with_many_connections_loses_its_own(client):
     assert other.recv(100).startswith(b"HTTP/1.1 204 ")
 
 
+def test_connections_that_were_opened_at_once_are_closed_from_the_oldest_on(client):
+    """The loop reads its clock once for all of them."""
+    connect, _ = client
+    many = [connect("127.0.0.1") for _ in range(12)]
+    until(lambda: sum(map(is_closed, many)) >= 8)
+    assert [is_closed(connection) for connection in many] == [True] * 8 + [False] * 4
+
+
 def test_a_request_whose_head_does_not_arrive_is_closed_and_one_that_is_answered_is_not(client, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     connect, _ = client
