@@ -22,6 +22,7 @@ from PIL import Image
 
 import mlmoe_jax as mm
 from mlmoe_jax.runtime import version
+from tools.docs.source import parse_source
 
 PAGE = REPOSITORY / "docs" / "api.md"
 HEADING = re.compile(r"^### `(mm\.[\w.]+)(\(.*\))?`$", re.MULTILINE)
@@ -95,13 +96,13 @@ def test_signatures_on_the_page_are_those_of_the_functions():
     described = [(name, signature) for name, signature in HEADING.findall(PAGE.read_text()) if signature]
     assert len(described) >= 15
     for name, signature in described:
-        stated = ast.parse(f"def f{signature}: pass").body[0].args
+        stated = parse_source(f"def f{signature}: pass").body[0].args
         real = inspect.signature(resolve(name))
         bare = real.replace(
             parameters=[p.replace(annotation=inspect.Parameter.empty) for p in real.parameters.values()],
             return_annotation=inspect.Signature.empty,
         )
-        assert ast.unparse(stated) == ast.unparse(ast.parse(f"def f{bare}: pass").body[0].args), name
+        assert ast.unparse(stated) == ast.unparse(parse_source(f"def f{bare}: pass").body[0].args), name
 
 
 def test_every_public_name_is_there_and_listed():
@@ -115,7 +116,7 @@ def test_every_public_name_is_there_and_listed():
 
 
 def test_type_checkers_see_every_lazy_name():
-    tree = ast.parse((REPOSITORY / "mlmoe_jax" / "__init__.py").read_text())
+    tree = parse_source((REPOSITORY / "mlmoe_jax" / "__init__.py").read_text())
     [typing] = [node for node in tree.body if isinstance(node, ast.If)]
     imported = {alias.asname or alias.name for node in typing.body for alias in node.names}
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

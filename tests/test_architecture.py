@@ -1,16 +1,19 @@
 """The packages of mlmoe_jax: what they are for, what they may use, and how large their parts are."""
 
 import ast
+import gc
 import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 from helpers.paths import REPOSITORY
 
 from tools.docs import draw_architecture as drawing
+from tools.docs.source import parse_source
 
 ROOT, PACKAGES, LAYER_OF, PUBLIC = drawing.ROOT, drawing.PACKAGES, drawing.LAYER_OF, drawing.PUBLIC
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
@@ -27,7 +30,7 @@ def imports():
 
 @pytest.fixture(scope="module")
 def trees():
-    return {name: ast.parse(path.read_text()) for name, path in drawing.modules().items()}
+    return {name: parse_source(path.read_text()) for name, path in drawing.modules().items()}
 
 
 def cycle(uses: Iterable[tuple[str, str]]) -> list[str]:
@@ -40,6 +43,24 @@ def cycle(uses: Iterable[tuple[str, str]]) -> list[str]:
     except CycleError as error:
         return error.args[1]
     return []
+
+
+def test_our_sources_are_parsed_although_a_finalizer_parses_too():
+    """CPython up to 3.11.7 fails, and a finalizer that fails parses the lines of its traceback."""
+    before = gc.get_threshold()
+    gc.callbacks.append(parse := lambda *_: ast.parse("a + b"))
+    gc.set_threshold(1)
+    try:
+        assert len(parse_source("[" + "f(a), " * 100 + "]").body[0].value.elts) == 100
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(parse)
+
+
+def test_all_tests_and_tools_parse_so():
+    for folder in ("tools", "tests"):
+        for path in {*(REPOSITORY / folder).rglob("*.py")} - {Path(__file__), Path(parse_source.__code__.co_filename)}:
+            assert "ast.parse(" not in path.read_text(), f"{path}: use parse_source"
 
 
 # ----------------------------------------------------------------------------------------------------------- imports
@@ -183,7 +204,7 @@ def changes_of(tree: ast.Module) -> list[str]:
 def test_only_the_command_line_changes_the_whole_process(trees):
     changing = {name: changes for name, tree in trees.items() if (changes := changes_of(tree))}
     assert changing.keys() == {"apps.cli.process", "apps.cli.environment"}, changing
-    every_kind = ast.parse("sys.stdout, x = f, g\nwarnings.showwarning = f\nlog.addFilter(f)\nos.dup2(1, 2)")
+    every_kind = parse_source("sys.stdout, x = f, g\nwarnings.showwarning = f\nlog.addFilter(f)\nos.dup2(1, 2)")
     assert changes_of(every_kind) == ["sys.stdout", "warnings.showwarning", "log.addFilter", "os.dup2"]
 
 

@@ -12,6 +12,7 @@ from helpers.paths import REPOSITORY
 
 from benchmarks.measure import digits_methods
 from tools.docs import build_site, draw_digits
+from tools.docs.source import parse_source
 
 DOCS = REPOSITORY / "docs"
 ALL_PAGES = sorted({*PAGES, *REPOSITORY.glob("*.md")})
@@ -64,7 +65,7 @@ def messages() -> list[str]:
     """Every text of the package, with … for the values in it."""
     found = []
     for path in (REPOSITORY / "mlmoe_jax").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse_source(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

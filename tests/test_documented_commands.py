@@ -28,6 +28,7 @@ from mlmoe_jax.apps.papers.grid import plan_runs
 from mlmoe_jax.apps.papers.request import parse_request
 from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.runs.folder import RunFolder
+from tools.docs.source import parse_source
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
 FOREIGN |= {"curl", "hf", "uv", "mkdir", "tar", "unzip"}
@@ -145,7 +146,7 @@ def test_no_command_of_a_page_is_overlooked(page):
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_a_documented_program_imports_what_exists(block):
     """It compiles, and what it imports, and takes from what it imports, is there."""
-    tree, modules = ast.parse(block.text), {}
+    tree, modules = parse_source(block.text), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -18,6 +18,7 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps import serving
 from mlmoe_jax.models.backbones.catalog import CATALOG
+from tools.docs.source import parse_source
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 
@@ -49,7 +50,7 @@ def imported() -> set[str]:
     found = set()
     files = [file for file in (REPOSITORY / "mlmoe_jax").rglob("*.py") if file.name not in COPIED]
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parse_source(file.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from tools.docs.source import parse_source
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROOT, IMAGE = REPOSITORY / "mlmoe_jax", REPOSITORY / "docs" / "architecture.svg"
 PUBLIC = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
@@ -72,7 +74,7 @@ def read_imports(package: Path = ROOT) -> list[Import]:
     known = modules(package)
     imports = []
     for source, path in known.items():
-        for name, line, when in _references(ast.parse(path.read_text()), AT_ONCE):
+        for name, line, when in _references(parse_source(path.read_text()), AT_ONCE):
             target = _module(name, known)
             if target not in (None, source):
                 imports.append(Import(source, target, line, when))
@@ -112,7 +114,7 @@ def _module(name: str, known: dict[str, Path]) -> str | None:
 # --------------------------------------------------------------------------------------------------------- sentences
 def sentence(package: str) -> str:
     """Return the docstring of a package's `__init__.py`."""
-    return ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+    return ast.get_docstring(parse_source((ROOT / package / "__init__.py").read_text())) or ""
 
 
 def may_use(package: str) -> str:
