@@ -5,7 +5,9 @@ import gc
 import os
 import resource
 import shutil
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -44,6 +46,17 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
 
 gc.set_threshold(50_000, 20, 50)  # the objects of thousands of programs are visited less often
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart():
+    """Ignore what a checkpoint that cannot be read leaves behind, as commands do.
+
+    pytest would format it first, in the middle of whatever runs then, and ignore it only afterwards.
+    """
+    from mlmoe_jax.apps.cli.process import ignore_leftovers
+
+    sys.unraisablehook = ignore_leftovers(sys.unraisablehook)
 
 
 def pytest_addoption(parser):
@@ -121,6 +134,18 @@ def pytest_runtest_call(item):
     budget = next((mark.args[0] for mark in item.iter_markers("budget")), 10)
     if not is_slow(item) and (seconds := processor_seconds() - before) > 2 * budget:
         pytest.fail(f"it took {seconds:.1f} seconds of processor time; mark it slow, or budget(SECONDS) with a reason")
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """Fail a test that leaves a timer, which would act or speak in the middle of another test."""
+    result = yield
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    if left := [timer for timer in timers if not timer.finished.wait(0.5)]:
+        for timer in left:
+            timer.cancel()
+        pytest.fail(f"it leaves timers: {[(timer.function, timer.args) for timer in left]}")
     return result
 
 

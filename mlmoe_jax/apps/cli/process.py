@@ -177,7 +177,7 @@ def quiet_libraries() -> None:
     The setting lasts until the process ends. An example without consequences is an unreadable or unwritable
     compilation cache: JAX then compiles the program again.
     """
-    sys.unraisablehook = _ignore_leftovers(sys.unraisablehook)
+    sys.unraisablehook = ignore_leftovers(sys.unraisablehook)
     # The tracker removes what a killed worker has left, and says so.
     sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
@@ -186,7 +186,7 @@ def quiet_libraries() -> None:
     logging.getLogger("absl").addFilter(_is_not_full_disk)
 
 
-def _ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
+def ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a `sys.unraisablehook` that ignores errors which only follow from an error that is reported anyway.
 
     If Orbax cannot read an array, it closes its event loop and raises an exception. TensorStore continues to read other
