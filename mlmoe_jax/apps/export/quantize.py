@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,10 +81,12 @@ class _Batches:
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         if (batch := next(self._batches, None)) is None:
-            self._progress.close()
             return None
         self._progress.advance()
         return {"image": batch}
+
+    def close(self) -> None:
+        self._progress.close()
 
 
 # -------------------------------------------------------------------------------------------------------- the programs
@@ -147,17 +149,18 @@ def _write_int8(job: Export) -> str:
         quant_pre_process(path, prepared, skip_symbolic_shape=True, save_as_external_data=True)
         program = library.load(prepared)
         layers = _layers(program.graph)
-        quantize_static(
-            program,
-            quantized,
-            _Batches(images),
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            op_types_to_quantize=[*_LAYERS, *_INCLUDED],
-            nodes_to_quantize=layers,
-            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
-        )
+        with closing(_Batches(images)) as batches:
+            quantize_static(
+                program,
+                quantized,
+                batches,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                op_types_to_quantize=[*_LAYERS, *_INCLUDED],
+                nodes_to_quantize=layers,
+                extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
+            )
         _save(library.load(quantized), job.path)
     return f"integers of 8 bits, from {len(images):,} images"
 

@@ -90,6 +90,14 @@ def test_a_layer_has_the_numbers_of_float32_in_fewer_bits(kind, kept, error, lib
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+def test_a_calibration_that_fails_ends_its_progress(library, tmp_path, monkeypatch):
+    """No line about it comes later: a test that leaves a timer fails."""
+    monkeypatch.setattr(onnx, "TARGET", replace(onnx.TARGET, write=write_layer))
+    monkeypatch.setattr(quantize._Batches, "get_next", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        TARGETS["onnx_int8"].write(Export(None, tmp_path, {}, ALWAYS, noise(50, 2)))
+
+
 @pytest.mark.slow
 def test_a_run_is_exported_as_integers(folders, images, library, tmp_path):
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
