@@ -92,8 +92,9 @@ def test_its_multiply_adds_are_those_of_the_convolution():
     assert count_macs(traced.jaxpr) == 2 * 4 * 4 * 4 * 9
 
 
-def test_the_shifts_for_the_gradient_are_not_kept_from_the_forward_pass():
-    x, kernel = jnp.ones((2, 16, 16, 192)), jnp.ones((3, 3, 192, 192))
+@pytest.mark.parametrize(("side", "channels"), [(11, 192), (32, 192)])
+def test_what_the_gradient_reads_is_not_kept_from_the_forward_pass(side, channels):
+    x, kernel = jnp.ones((2, side, side, channels)), jnp.ones((3, 3, channels, channels))
     layout = {**LAYOUT, "feature_group_count": 1}
 
     def loss(x, kernel, form):

@@ -1,0 +1,212 @@
+"""Convolutions with 3×3 kernels by Winograd's algorithm, with a quarter to a half of the multiplications.
+
+Each tile of results is Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A, for the kernel g and the values d that the tile reads (Lavin and
+Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308, section 4). With channels, each product of
+two numbers is a matmul over all tiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+SIZE = 3  # rows and columns of a kernel
+
+Matrix = tuple[tuple[float, ...], ...]
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Transforms:
+    """The matrices of the algorithm for one size of tiles.
+
+    Attributes:
+      image: Bᵀ, of what a tile reads.
+      kernel: G.
+      result: Aᵀ, with a row for each row of a tile.
+    """
+
+    image: Matrix
+    kernel: Matrix
+    result: Matrix
+
+    @property
+    def tile(self) -> int:
+        """Rows and columns of a tile of results."""
+        return len(self.result)
+
+    @property
+    def points(self) -> int:
+        """Rows and columns of what a tile reads."""
+        return len(self.image)
+
+
+def _interpolate(*points: float) -> Transforms:
+    """Return the transforms of the Cook-Toom algorithm for `points` and infinity.
+
+    A convolution is the product of two polynomials, which is known from its values at these points. G and Aᵀ evaluate
+    polynomials, Bᵀ is the transposed interpolation. Powers of 2 give the rows of Bᵀ, and those of G, similar sizes.
+    """
+    tile = len(points) + 2 - SIZE
+    infinity = [0.0] * (SIZE - 1) + [1.0]
+    image, kernel = [np.poly(points)[::-1]], [infinity]
+    for number, point in reversed([*enumerate(points)]):
+        others = np.delete(points, number)
+        row = np.append(np.poly(others)[::-1], 0.0)
+        scale = 2.0 ** np.round(np.log2(np.abs(row).max()))
+        image.insert(0, row / scale)
+        kernel.insert(0, point ** np.arange(SIZE) * scale / np.prod(point - others))
+    result = np.append(np.vander(points, tile, increasing=True).T, np.eye(tile)[:, -1:], 1)
+    return Transforms(*(tuple(tuple(map(float, row)) for row in matrix) for matrix in (image, kernel, result)))
+
+
+SMALL_TILES = _interpolate(0.0, 1.0, -1.0)
+# Of the points ±a and ±b, these have nearly the least error, half of what the usual ±1 and ±2 have.
+LARGE_TILES = _interpolate(0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)
+CHANNELS = 128  # fewest channels with which the matmuls outweigh the transforms
+# The fewest positions of a map with which the matmuls outweigh the transform of the kernel.
+POSITIONS = ((400, LARGE_TILES), (144, SMALL_TILES))
+
+
+def choose_transforms(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> Transforms | None:
+    """Return the transforms with which a convolution is the fastest on a CPU, or None if XLA's own is faster.
+
+    In other types than float32 the transforms would lose digits.
+    """
+    is_float32 = x.dtype == kernel.dtype == jnp.float32
+    if is_float32 and kernel.shape[:2] == (SIZE, SIZE) and strides == (1, 1) and min(kernel.shape[2:]) >= CHANNELS:
+        for fewest, transforms in POSITIONS:
+            if math.prod(x.shape[1:3]) >= fewest:
+                return transforms
+    return None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def convolve(
+    x: jax.Array, kernel: jax.Array, transforms: Transforms, pads: Pads, precision: lax.PrecisionLike = None
+) -> jax.Array:
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1.
+
+    Args:
+      x: the maps.
+      kernel: the weights.
+      transforms: the matrices of the algorithm.
+      pads: rows of zeros before and after a map, and columns; at most 2 each.
+      precision: the precision of the matmuls, as in `jax.lax.dot_general`.
+    """
+    weights = _transform(transforms.kernel, kernel, precision)
+    return _convolve(x, weights, transforms, pads, precision, channels=1)
+
+
+def _forward(x: jax.Array, kernel: jax.Array, *static):
+    return convolve(x, kernel, *static), (x, kernel)
+
+
+def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[jax.Array, jax.Array], slope: jax.Array):
+    x, kernel = residuals
+    # The gradient with respect to the maps is the convolution of `slope` with the flipped kernel.
+    opposite = tuple((SIZE - 1 - before, SIZE - 1 - after) for before, after in pads)
+    weights = _transform(np.fliplr(transforms.kernel), kernel, precision)
+    image = _convolve(slope, weights, transforms, opposite, precision, channels=2)
+    return image, _kernel_gradient(x, slope, transforms, pads, precision)
+
+
+convolve.defvjp(_forward, _backward)
+
+
+def _convolve(
+    x: jax.Array, weights: jax.Array, transforms: Transforms, pads: Pads, precision, *, channels: int
+) -> jax.Array:
+    """Return the convolution of `x` with a transformed kernel [n,n,C,D].
+
+    `channels` is the axis of [n·n,C,D] whose length is that of the last axis of `x`.
+    """
+    rows, columns = counts = _count_tiles(x, transforms, pads)
+    images = _transform_image(x, transforms, pads, counts)
+    weights = weights.reshape(-1, *weights.shape[2:])
+    products = lax.dot_general(images, weights, (((2,), (channels,)), ((0,), (0,))), precision)
+    products = products.reshape(transforms.points, transforms.points, -1, rows, columns, products.shape[-1])
+    result = _join_tiles(_transform(transforms.result, products, precision))
+    height, width = _measure_result(x, pads)
+    return result[:, :height, :width]
+
+
+def _kernel_gradient(x: jax.Array, slope: jax.Array, transforms: Transforms, pads: Pads, precision) -> jax.Array:
+    """Return the gradient with respect to the kernel, Gᵀ [Σ (Bᵀ d B) ⊙ (A δ Aᵀ)] G, for the tiles δ of `slope`."""
+    # This zero keeps XLA from computing Bᵀ d B in the forward pass, where it would stay in memory.
+    zero = jnp.minimum(jnp.abs(slope[0, 0, 0, 0]), 0)
+    counts = _count_tiles(x, transforms, pads)
+    images = _transform_image(x, transforms, pads, counts, zero)
+    slopes = _transform(np.transpose(transforms.result), _cut_tiles(slope, transforms.tile, counts), precision)
+    slopes = slopes.reshape(len(images), -1, slopes.shape[-1])
+    products = lax.dot_general(images, slopes, (((1,), (1,)), ((0,), (0,))), precision)
+    products = products.reshape(transforms.points, transforms.points, *products.shape[1:])
+    return _transform(np.transpose(transforms.kernel), products, precision)
+
+
+def _measure_result(x: jax.Array, pads: Pads) -> tuple[int, int]:
+    """Return the rows and columns of the result."""
+    height, width = (side + sum(pad) + 1 - SIZE for side, pad in zip(x.shape[1:3], pads, strict=True))
+    return height, width
+
+
+def _count_tiles(x: jax.Array, transforms: Transforms, pads: Pads) -> tuple[int, int]:
+    """Return how many tiles are along and across the result."""
+    height, width = _measure_result(x, pads)
+    return -(-height // transforms.tile), -(-width // transforms.tile)
+
+
+def _transform_image(
+    x: jax.Array, transforms: Transforms, pads: Pads, counts: tuple[int, int], zero: jax.Array | float = 0.0
+) -> jax.Array:
+    """Return Bᵀ d B of the n×n values d that each tile reads of `x` [B,H,W,C], as [n·n,B·rows·columns,C].
+
+    It is a sum of slices for each row of Bᵀ, because the values of tiles overlap.
+    """
+    edges = [
+        (before, (count - 1) * transforms.tile + transforms.points - side - before, 0)
+        for (before, _), count, side in zip(pads, counts, x.shape[1:3], strict=True)
+    ]
+    x = lax.pad(x, jnp.asarray(zero, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    # The axes of rows and columns are the second and the third; a new axis comes before them.
+    for axis, count in enumerate(counts):
+        last = (count - 1) * transforms.tile + 1
+        slices = [
+            lax.slice_in_dim(x, first, first + last, transforms.tile, 1 + 2 * axis)
+            for first in range(transforms.points)
+        ]
+        x = jnp.stack([_weighted_sum(weights, slices) for weights in transforms.image], axis)
+    return x.reshape(transforms.points**2, -1, x.shape[-1])
+
+
+def _weighted_sum(weights: Sequence[float], parts: Sequence[jax.Array]) -> jax.Array:
+    terms = [part if weight == 1 else weight * part for weight, part in zip(weights, parts, strict=True) if weight]
+    return functools.reduce(jnp.add, terms)
+
+
+def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision) -> jax.Array:
+    """Return M x Mᵀ for the matrix M and the first two axes of `x`, as one matmul."""
+    both = jnp.asarray(np.kron(matrix, matrix), x.dtype)
+    result = jnp.dot(both, x.reshape(both.shape[1], -1), precision=precision)
+    return result.reshape(len(matrix), len(matrix), *x.shape[2:])
+
+
+def _join_tiles(tiles: jax.Array) -> jax.Array:
+    """Return the maps [B,rows·n,columns·n,C] of tiles [n,n,B,rows,columns,C]."""
+    size, _, _, rows, columns, channels = tiles.shape
+    return jnp.transpose(tiles, (2, 3, 0, 4, 1, 5)).reshape(-1, rows * size, columns * size, channels)
+
+
+def _cut_tiles(x: jax.Array, size: int, counts: tuple[int, int]) -> jax.Array:
+    """Return the tiles [size,size,B,rows,columns,C] of `x` [B,H,W,C], of which zeros complete the last."""
+    rows, columns = counts
+    edges = [(0, count * size - side, 0) for count, side in zip(counts, x.shape[1:3], strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    return jnp.transpose(x.reshape(-1, rows, size, columns, size, x.shape[-1]), (2, 4, 0, 1, 3, 5))
