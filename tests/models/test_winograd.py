@@ -73,6 +73,31 @@ def test_it_computes_large_maps_of_many_channels_in_float32():
     assert [chosen(*other) for other in others] == [None] * len(others)
 
 
+def test_kernels_are_transformed_one_after_another():
+    x = jnp.ones((1, 28, 28, CHANNELS))
+
+    def temporaries(layers):
+        def run(x, kernels):
+            for kernel in kernels:
+                x = jax.nn.relu(convolve_tiles(x, kernel, LARGE_TILES, ((1, 1), (1, 1))))
+            return x
+
+        kernels = [jnp.ones((3, 3, CHANNELS, CHANNELS))] * layers
+        return jax.jit(run).lower(x, kernels).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(8) < 1.3 * temporaries(2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_spoils_no_other_image(value):
+    x, kernel = drawn(8, 8, 4, 4)
+    good = convolve_tiles(x, kernel, SMALL_TILES, ((1, 1), (1, 1)))
+    x[0, 0, 0, 0] = value
+    bad = convolve_tiles(x, kernel, SMALL_TILES, ((1, 1), (1, 1)))
+    assert not np.isfinite(bad[0]).all()
+    np.testing.assert_array_equal(bad[1], good[1])
+
+
 @pytest.mark.parametrize(("side", "products"), [(28, 36), (14, 16)])
 def test_a_convolution_of_a_layer_uses_it(side, products):
     x, kernel = drawn(side, side, CHANNELS, CHANNELS, 1)

@@ -12,6 +12,7 @@ from flax import nnx
 from jax import lax
 
 from mlmoe_jax.models.layers import winograd
+from mlmoe_jax.models.layers.recompute import dependent_zero
 
 Pads = tuple[tuple[int, int], ...]
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
@@ -107,9 +108,8 @@ def _with_matmul_gradient(
     def backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
         x, kernel = residuals
         (image,) = jax.linear_transpose(lambda x: general(x, kernel), x)(cotangent)
-        # This zero keeps XLA from computing all shifts in the forward pass, where they would stay in memory.
-        zero = jnp.minimum(jnp.abs(cotangent[0, 0, 0, 0]), 0)
-        shifts = _shifts(_pad(x, zero, pads), kernel.shape[:2], strides, cotangent.shape[1:3])
+        # XLA would compute all shifts in the forward pass, where they would stay in memory.
+        shifts = _shifts(_pad(x, dependent_zero(cotangent), pads), kernel.shape[:2], strides, cotangent.shape[1:3])
         return image, _matmul_gradient(shifts, cotangent, precision).reshape(kernel.shape)
 
     convolution = jax.custom_vjp(general)

@@ -1,4 +1,4 @@
-"""GELU and LayerNorm whose backward passes recompute arrays instead of storing them."""
+"""Arrays that are recomputed later instead of stored, and GELU and LayerNorm whose backward passes do so."""
 
 from functools import partial
 
@@ -28,6 +28,14 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
         return residual
     first = slope[:, *[slice(1)] * (slope.ndim - 1)]
     return residual + (0 * first).astype(residual.dtype)
+
+
+def dependent_zero(x: jax.Array) -> jax.Array:
+    """Return 0 as an array [] that XLA can compute only after `x`, also if `x` is not finite.
+
+    What is computed from it then comes after `x` too. Otherwise XLA may compute it earlier and store it.
+    """
+    return jnp.fmin(jnp.abs(x[(0,) * x.ndim]), 0)
 
 
 @jax.custom_vjp

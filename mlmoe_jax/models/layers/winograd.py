@@ -1,8 +1,7 @@
 """Convolutions with 3×3 kernels by Winograd's algorithm, with a quarter to a half of the multiplications.
 
-Each tile of results is Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A, for the kernel g and the values d that the tile reads (Lavin and
-Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308, section 4). With channels, each product of
-two numbers is a matmul over all tiles.
+Each tile of results is Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A, for the kernel g and the values d that the tile reads (Winograd
+convolution, sec. 4). With channels, each product of two numbers is a matmul over all tiles.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
 
@@ -51,20 +52,27 @@ class Transforms:
 def _interpolate(*points: float) -> Transforms:
     """Return the transforms of the Cook-Toom algorithm for `points` and infinity.
 
-    A convolution is the product of two polynomials, which is known from its values at these points. G and Aᵀ evaluate
-    polynomials, Bᵀ is the transposed interpolation. Powers of 2 give the rows of Bᵀ, and those of G, similar sizes.
+    A convolution is the product of two polynomials, which its values at these points determine. G and A evaluate
+    polynomials, and B interpolates. The rows of Bᵀ are scaled by powers of 2 to similar sizes, the rows of G by the
+    inverse.
     """
-    tile = len(points) + 2 - SIZE
-    infinity = [0.0] * (SIZE - 1) + [1.0]
-    image, kernel = [np.poly(points)[::-1]], [infinity]
-    for number, point in reversed([*enumerate(points)]):
+    image, kernel = [], []
+    for number, point in enumerate(points):
         others = np.delete(points, number)
         row = np.append(np.poly(others)[::-1], 0.0)
         scale = 2.0 ** np.round(np.log2(np.abs(row).max()))
-        image.insert(0, row / scale)
-        kernel.insert(0, point ** np.arange(SIZE) * scale / np.prod(point - others))
-    result = np.append(np.vander(points, tile, increasing=True).T, np.eye(tile)[:, -1:], 1)
-    return Transforms(*(tuple(tuple(map(float, row)) for row in matrix) for matrix in (image, kernel, result)))
+        image.append(row / scale)
+        kernel.append(scale * point ** np.arange(SIZE) / np.prod(point - others))
+    # The value at infinity is the highest coefficient.
+    image.append(np.poly(points)[::-1])
+    kernel.append(np.eye(SIZE)[-1])
+    tile = len(points) + 2 - SIZE
+    result = np.column_stack([np.vander(points, tile, increasing=True).T, np.eye(tile)[-1]])
+    return Transforms(_freeze(image), _freeze(kernel), _freeze(result))
+
+
+def _freeze(matrix: Sequence[np.ndarray]) -> Matrix:
+    return tuple(tuple(map(float, row)) for row in matrix)
 
 
 SMALL_TILES = _interpolate(0.0, 1.0, -1.0)
@@ -101,7 +109,7 @@ def convolve(
       pads: rows of zeros before and after a map, and columns; at most 2 each.
       precision: the precision of the matmuls, as in `jax.lax.dot_general`.
     """
-    weights = _transform(transforms.kernel, kernel, precision)
+    weights = _transform_kernel(kernel, transforms.kernel, precision, before=x)
     return _convolve(x, weights, transforms, pads, precision, channels=1)
 
 
@@ -113,7 +121,7 @@ def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[ja
     x, kernel = residuals
     # The gradient with respect to the maps is the convolution of `slope` with the flipped kernel.
     opposite = tuple((SIZE - 1 - before, SIZE - 1 - after) for before, after in pads)
-    weights = _transform(np.fliplr(transforms.kernel), kernel, precision)
+    weights = _transform_kernel(kernel, np.fliplr(transforms.kernel), precision, before=slope)
     image = _convolve(slope, weights, transforms, opposite, precision, channels=2)
     return image, _kernel_gradient(x, slope, transforms, pads, precision)
 
@@ -121,12 +129,20 @@ def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[ja
 convolve.defvjp(_forward, _backward)
 
 
+def _transform_kernel(kernel: jax.Array, matrix: Matrix | np.ndarray, precision, *, before: jax.Array) -> jax.Array:
+    """Return G g Gᵀ for the matrix G, computed after `before`.
+
+    XLA would transform the kernels of all layers at once, and they would stay in memory.
+    """
+    return _transform(matrix, kernel, precision, dependent_zero(before))
+
+
 def _convolve(
     x: jax.Array, weights: jax.Array, transforms: Transforms, pads: Pads, precision, *, channels: int
 ) -> jax.Array:
     """Return the convolution of `x` with a transformed kernel [n,n,C,D].
 
-    `channels` is the axis of [n·n,C,D] whose length is that of the last axis of `x`.
+    `channels` is the axis of [n·n,C,D] that is summed with the last axis of `x`.
     """
     rows, columns = counts = _count_tiles(x, transforms, pads)
     images = _transform_image(x, transforms, pads, counts)
@@ -140,8 +156,8 @@ def _convolve(
 
 def _kernel_gradient(x: jax.Array, slope: jax.Array, transforms: Transforms, pads: Pads, precision) -> jax.Array:
     """Return the gradient with respect to the kernel, Gᵀ [Σ (Bᵀ d B) ⊙ (A δ Aᵀ)] G, for the tiles δ of `slope`."""
-    # This zero keeps XLA from computing Bᵀ d B in the forward pass, where it would stay in memory.
-    zero = jnp.minimum(jnp.abs(slope[0, 0, 0, 0]), 0)
+    # XLA would compute Bᵀ d B in the forward pass, where it would stay in memory.
+    zero = dependent_zero(slope)
     counts = _count_tiles(x, transforms, pads)
     images = _transform_image(x, transforms, pads, counts, zero)
     slopes = _transform(np.transpose(transforms.result), _cut_tiles(slope, transforms.tile, counts), precision)
@@ -191,9 +207,9 @@ def _weighted_sum(weights: Sequence[float], parts: Sequence[jax.Array]) -> jax.A
     return functools.reduce(jnp.add, terms)
 
 
-def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision) -> jax.Array:
+def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision, zero: jax.Array | float = 0.0) -> jax.Array:
     """Return M x Mᵀ for the matrix M and the first two axes of `x`, as one matmul."""
-    both = jnp.asarray(np.kron(matrix, matrix), x.dtype)
+    both = jnp.asarray(np.kron(matrix, matrix), x.dtype) + zero
     result = jnp.dot(both, x.reshape(both.shape[1], -1), precision=precision)
     return result.reshape(len(matrix), len(matrix), *x.shape[2:])
 
