@@ -36,7 +36,7 @@ def convolve(
 
     On a CPU, a pointwise convolution is computed as a matmul, whose gradients take 1/2 to 1/20 of the time of XLA's
     convolution. A depthwise convolution is computed as a sum of shifted products, which takes 1/5 to 1/30 of the time.
-    A 3×3 convolution with many channels is computed by Winograd's algorithm, which takes 1/3 to 2/3 of the time. The
+    A 3×3 convolution with many channels is computed by Winograd's algorithm, which takes 1/3 to 3/4 of the time. The
     gradient by any other kernel is computed as matmuls, each for one or more of its positions. The results differ only
     by rounding. Raises ValueError for a dilation.
     """
