@@ -7,8 +7,7 @@ import pytest
 from jax import lax
 
 from mlmoe_jax.models.layers.convolution import convolve
-from mlmoe_jax.models.layers.winograd import CHANNELS, LARGE_TILES, SMALL_TILES, choose_transforms
-from mlmoe_jax.models.layers.winograd import convolve as convolve_tiles
+from mlmoe_jax.models.layers.winograd import CHANNELS, LARGE_TILES, SMALL_TILES, choose_transforms, convolve_tiles
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 

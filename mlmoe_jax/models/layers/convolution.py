@@ -12,9 +12,9 @@ from flax import nnx
 from jax import lax
 
 from mlmoe_jax.models.layers import winograd
+from mlmoe_jax.models.layers.padding import Pads, pad_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
-Pads = tuple[tuple[int, int], ...]
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
 TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
 
@@ -62,7 +62,7 @@ def convolve(
         on_cpu = functools.partial(_pointwise, strides=strides, precision=options.get("precision"))
     elif feature_group_count == 1 and (transforms := winograd.choose_transforms(x, kernel, strides)):
         on_cpu = functools.partial(
-            winograd.convolve, transforms=transforms, pads=pads, precision=options.get("precision")
+            winograd.convolve_tiles, transforms=transforms, pads=pads, precision=options.get("precision")
         )
     elif feature_group_count == 1:
         on_cpu = _with_matmul_gradient(general, strides, pads, options.get("precision"))
@@ -109,7 +109,7 @@ def _with_matmul_gradient(
         x, kernel = residuals
         (image,) = jax.linear_transpose(lambda x: general(x, kernel), x)(cotangent)
         # XLA would compute all shifts in the forward pass, where they would stay in memory.
-        shifts = _shifts(_pad(x, dependent_zero(cotangent), pads), kernel.shape[:2], strides, cotangent.shape[1:3])
+        shifts = _shifts(pad_maps(x, dependent_zero(cotangent), pads), kernel.shape[:2], strides, cotangent.shape[1:3])
         return image, _matmul_gradient(shifts, cotangent, precision).reshape(kernel.shape)
 
     convolution = jax.custom_vjp(general)
@@ -142,7 +142,7 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     image = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def shifts(x: jax.Array, fill: float) -> list[jax.Array]:
-        return [*_shifts(_pad(x, fill, pads), window, strides, size)]
+        return [*_shifts(pad_maps(x, fill, pads), window, strides, size)]
 
     def forward(x: jax.Array):
         largest, *others = shifts(x, -jnp.inf)
@@ -159,12 +159,6 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     on_cpu = jax.custom_vjp(general)
     on_cpu.defvjp(forward, backward)
     return lax.platform_dependent(x, cpu=on_cpu, default=general)
-
-
-def _pad(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, int]]) -> jax.Array:
-    return lax.pad(
-        x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *((before, after, 0) for before, after in pads), (0, 0, 0)]
-    )
 
 
 def _shifts(padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]):
@@ -219,7 +213,7 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], p
         most = -(-length // stride)
         taps.append(most)
         edges.append((most - 1, -(-(side + sum(pad)) // stride) - outputs))
-    cotangent = _pad(cotangent, 0.0, edges)
+    cotangent = pad_maps(cotangent, 0.0, edges)
     parts = []
     for i, j in itertools.product(*map(range, strides)):
         part = kernel[i :: strides[0], j :: strides[1]][::-1, ::-1]
@@ -247,8 +241,8 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], 
     tile, counts = _tiles(*size)
     # Zeros complete the last tiles.
     rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
-    slopes = _pad(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
-    padded = _pad(padded, 0.0, [(0, after * stride) for after, stride in zip(rest, strides, strict=True)])
+    slopes = pad_maps(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
+    padded = pad_maps(padded, 0.0, [(0, after * stride) for after, stride in zip(rest, strides, strict=True)])
     area = [(side - 1) * stride + length for side, stride, length in zip(tile, strides, window, strict=True)]
 
     def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
@@ -293,4 +287,4 @@ def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pad
         1 + (side + sum(pad) - length) // stride
         for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
     )
-    return _pad(x, 0.0, pads).astype(jnp.float32), (rows, columns)
+    return pad_maps(x, 0.0, pads).astype(jnp.float32), (rows, columns)

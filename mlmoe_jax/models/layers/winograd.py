@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from mlmoe_jax.models.layers.padding import Pads, pad_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
 
 Matrix = tuple[tuple[float, ...], ...]
-Pads = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ def choose_transforms(x: jax.Array, kernel: jax.Array, strides: tuple[int, int])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def convolve(
+def convolve_tiles(
     x: jax.Array, kernel: jax.Array, transforms: Transforms, pads: Pads, precision: lax.PrecisionLike = None
 ) -> jax.Array:
     """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1.
@@ -114,7 +114,7 @@ def convolve(
 
 
 def _forward(x: jax.Array, kernel: jax.Array, *static):
-    return convolve(x, kernel, *static), (x, kernel)
+    return convolve_tiles(x, kernel, *static), (x, kernel)
 
 
 def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[jax.Array, jax.Array], slope: jax.Array):
@@ -126,7 +126,7 @@ def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[ja
     return image, _kernel_gradient(x, slope, transforms, pads, precision)
 
 
-convolve.defvjp(_forward, _backward)
+convolve_tiles.defvjp(_forward, _backward)
 
 
 def _transform_kernel(kernel: jax.Array, matrix: Matrix | np.ndarray, precision, *, before: jax.Array) -> jax.Array:
@@ -187,10 +187,10 @@ def _transform_image(
     It is a sum of slices for each row of Bᵀ, because the values of tiles overlap.
     """
     edges = [
-        (before, (count - 1) * transforms.tile + transforms.points - side - before, 0)
+        (before, (count - 1) * transforms.tile + transforms.points - side - before)
         for (before, _), count, side in zip(pads, counts, x.shape[1:3], strict=True)
     ]
-    x = lax.pad(x, jnp.asarray(zero, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    x = pad_maps(x, zero, edges)
     # The axes of rows and columns are the second and the third; a new axis comes before them.
     for axis, count in enumerate(counts):
         last = (count - 1) * transforms.tile + 1
@@ -223,6 +223,6 @@ def _join_tiles(tiles: jax.Array) -> jax.Array:
 def _cut_tiles(x: jax.Array, size: int, counts: tuple[int, int]) -> jax.Array:
     """Return the tiles [size,size,B,rows,columns,C] of `x` [B,H,W,C], of which zeros complete the last."""
     rows, columns = counts
-    edges = [(0, count * size - side, 0) for count, side in zip(counts, x.shape[1:3], strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    edges = [(0, count * size - side) for count, side in zip(counts, x.shape[1:3], strict=True)]
+    x = pad_maps(x, 0.0, edges)
     return jnp.transpose(x.reshape(-1, rows, size, columns, size, x.shape[-1]), (2, 4, 0, 1, 3, 5))
