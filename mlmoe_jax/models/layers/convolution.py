@@ -220,14 +220,8 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], p
         top, left = (most - length for most, length in zip(taps, part.shape[:2], strict=True))
         parts.append(_sum_of_shifts(cotangent[:, top:, left:], part, (1, 1), ((0, 0), (0, 0))))
     (top, _), (left, _) = pads
-    return _interleave(parts, strides)[:, top : top + x.shape[1], left : left + x.shape[2]]
-
-
-def _interleave(parts: Sequence[jax.Array], strides: tuple[int, int]) -> jax.Array:
-    """Return the map with part number i·right + j [B,H,W,C] at the rows i + n·down and the columns j + n·right."""
-    (down, right), (batch, rows, columns, channels) = strides, parts[0].shape
-    stacked = jnp.stack(parts, 3).reshape(batch, rows, columns, down, right, channels)
-    return jnp.swapaxes(stacked, 2, 3).reshape(batch, rows * down, columns * right, channels)
+    tiles = jnp.stack(parts).reshape(*strides, *parts[0].shape)
+    return winograd.join_tiles(tiles)[:, top : top + x.shape[1], left : left + x.shape[2]]
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):

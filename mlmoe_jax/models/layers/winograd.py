@@ -149,7 +149,7 @@ def _convolve(
     weights = weights.reshape(-1, *weights.shape[2:])
     products = lax.dot_general(images, weights, (((2,), (channels,)), ((0,), (0,))), precision)
     products = products.reshape(transforms.points, transforms.points, -1, rows, columns, products.shape[-1])
-    result = _join_tiles(_transform(transforms.result, products, precision))
+    result = join_tiles(_transform(transforms.result, products, precision))
     height, width = _measure_result(x, pads)
     return result[:, :height, :width]
 
@@ -214,10 +214,10 @@ def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision, zero: jax.A
     return result.reshape(len(matrix), len(matrix), *x.shape[2:])
 
 
-def _join_tiles(tiles: jax.Array) -> jax.Array:
-    """Return the maps [B,rows·n,columns·n,C] of tiles [n,n,B,rows,columns,C]."""
-    size, _, _, rows, columns, channels = tiles.shape
-    return jnp.transpose(tiles, (2, 3, 0, 4, 1, 5)).reshape(-1, rows * size, columns * size, channels)
+def join_tiles(tiles: jax.Array) -> jax.Array:
+    """Return the maps [B,rows·h,columns·w,C] of tiles [h,w,B,rows,columns,C]."""
+    height, width, _, rows, columns, channels = tiles.shape
+    return jnp.transpose(tiles, (2, 3, 0, 4, 1, 5)).reshape(-1, rows * height, columns * width, channels)
 
 
 def _cut_tiles(x: jax.Array, size: int, counts: tuple[int, int]) -> jax.Array:
