@@ -194,6 +194,17 @@ def test_training_updates_the_statistics_as_torch_does(make, name, remat):
         assert error(first[path], theirs) < 1e-4, path
 
 
+def test_the_statistics_of_a_batch_are_exact_with_large_means_and_with_equal_values():
+    x = np.random.default_rng(0).standard_normal((4, 6, 7, 3)) * [1, 1, 0] + [1e2, 1e4, 123456.7]
+    x = x.astype(np.float32)
+    norm = BatchNorm(3, mode="trainable")
+    norm.train()
+    y, exact = norm(x), x.astype(np.float64)
+    expected = (exact - exact.mean((0, 1, 2))) / np.sqrt(exact.var((0, 1, 2)) + norm.epsilon)
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+    np.testing.assert_allclose(norm.var[...], 0.9 + 0.1 * exact.var((0, 1, 2), ddof=1), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_gradients_through_running_statistics_equal_torchs(make):
     image, gradients = network_input("resnet", ARRAYS["resnet"]["train/image"][0]), {}

@@ -86,12 +86,14 @@ def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon
 
 def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     x32 = x.astype(jnp.float32)
-    mean = x32.mean((0, 1, 2))
-    centered = x32 - mean
-    # From centered values, because E[x²] − E[x]² loses digits if the mean is large.
-    var = jnp.square(centered).mean((0, 1, 2))
+    # E[x²] − E[x]² needs one pass over the values, but loses digits if the mean is large. So one value is subtracted.
+    shift = x32[0, x.shape[1] // 2, x.shape[2] // 2]
+    shifted = x32 - shift
+    offset = shifted.mean((0, 1, 2))
+    var = jnp.maximum(jnp.square(shifted).mean((0, 1, 2)) - jnp.square(offset), 0)
+    mean = shift + offset
     factor = jax.lax.rsqrt(var + epsilon)
-    y = centered * (factor * scale) + bias
+    y = (shifted - offset) * (factor * scale) + bias
     return (y, (mean, var)), (x, mean, factor, scale)
 
 

