@@ -55,10 +55,12 @@ def test_a_dense_one_equals_the_general_convolution_and_so_do_its_gradients(stri
     assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
 
 
-def test_a_matmul_of_a_map_equals_the_general_one_and_its_gradient_transposes_nothing():
+@pytest.mark.parametrize("widths", [(5, 6), (6, 5)])
+def test_a_matmul_of_a_map_equals_the_general_one_and_so_do_its_gradients(widths):
     draw = np.random.default_rng(0)
-    x, kernel = (draw.normal(size=size).astype(np.float32) for size in ((2, 3, 4, 5), (5, 6)))
-    slope = draw.normal(size=(2, 3, 4, 6)).astype(np.float32)
+    x, kernel, slope = (
+        draw.normal(size=size).astype(np.float32) for size in ((2, 3, 4, widths[0]), widths, (2, 3, 4, widths[1]))
+    )
 
     def run(form, x, kernel):
         values, back = jax.vjp(lambda x, kernel: form(x, kernel, (((3,), (0,)), ((), ()))), x, kernel)
@@ -66,8 +68,12 @@ def test_a_matmul_of_a_map_equals_the_general_one_and_its_gradient_transposes_no
 
     for ours, theirs in zip(run(dot_general, x, kernel), run(lax.dot_general, x, kernel), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    program = jax.jit(partial(run, dot_general)).trace(x, kernel).lower(lowering_platforms=("cpu",)).as_text()
-    assert "tensor<24x5xf32>" in program
+    with jax.default_device("cpu"):
+        program = jax.jit(partial(run, dot_general)).lower(x, kernel)
+    assert f"tensor<24x{widths[0]}xf32>" in program.as_text()  # not transposed
+    assert (
+        "f32[5,6]{1,0} dot(" in program.compile().as_text()
+    )  # the gradient by the kernel, with more columns than rows
 
 
 def test_a_convolution_of_some_groups_is_the_general_one():
