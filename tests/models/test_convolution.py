@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import _depthwise, convolve, dot_general, max_pool
+from mlmoe_jax.models.layers.convolution import convolve, dot_general, max_pool
+from mlmoe_jax.models.layers.depthwise import convolve_depthwise
 from mlmoe_jax.models.macs import count_macs
 
 ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
@@ -85,10 +86,10 @@ def test_a_convolution_of_some_groups_is_the_general_one():
 
 def test_narrow_numbers_are_summed_in_float32():
     x, kernel = drawn(5, 6, 6)
-    narrow = _depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), (1, 1), ((2, 2), (2, 2)))
+    narrow = convolve_depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), (1, 1), ((2, 2), (2, 2)))
     assert narrow.dtype == jnp.bfloat16
     wide = (v.astype(jnp.bfloat16).astype(np.float32) for v in (x, kernel))
-    exact = _depthwise(*wide, (1, 1), ((2, 2), (2, 2)))
+    exact = convolve_depthwise(*wide, (1, 1), ((2, 2), (2, 2)))
     np.testing.assert_array_equal(narrow, exact.astype(jnp.bfloat16))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -12,11 +11,11 @@ from flax import nnx
 from jax import lax
 
 from mlmoe_jax.models.layers import winograd
-from mlmoe_jax.models.layers.padding import Pads, pad_maps
+from mlmoe_jax.models.layers.depthwise import convolve_depthwise
+from mlmoe_jax.models.layers.maps import Pads, pad_maps, shift_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
-TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
 
 
 def convolve(
@@ -56,7 +55,7 @@ def convolve(
     if feature_group_count == x.shape[-1] == kernel.shape[-1]:
 
         def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            return _depthwise(x, kernel, strides, pads)
+            return convolve_depthwise(x, kernel, strides, pads)  # custom_vjp takes these two by position
 
     elif kernel.shape[:2] == (1, 1) and feature_group_count == 1 and pads == ((0, 0), (0, 0)):
         on_cpu = functools.partial(_pointwise, strides=strides, precision=options.get("precision"))
@@ -139,7 +138,8 @@ def _with_matmul_gradient(
         x, kernel = residuals
         (image,) = jax.linear_transpose(lambda x: general(x, kernel), x)(cotangent)
         # XLA would compute all shifts in the forward pass, where they would stay in memory.
-        shifts = _shifts(pad_maps(x, dependent_zero(cotangent), pads), kernel.shape[:2], strides, cotangent.shape[1:3])
+        padded = pad_maps(x, dependent_zero(cotangent), pads)
+        shifts = shift_maps(padded, kernel.shape[:2], strides, cotangent.shape[1:3])
         return image, _matmul_gradient(shifts, cotangent, precision).reshape(kernel.shape)
 
     convolution = jax.custom_vjp(general)
@@ -173,7 +173,7 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     image = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def shifts(x: jax.Array, fill: float) -> list[jax.Array]:
-        return [*_shifts(pad_maps(x, fill, pads), window, strides, size)]
+        return [*shift_maps(pad_maps(x, fill, pads), window, strides, size)]
 
     def forward(x: jax.Array):
         largest, *others = shifts(x, -jnp.inf)
@@ -190,126 +190,3 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     pool = jax.custom_vjp(general)
     pool.defvjp(forward, backward)
     return lax.platform_dependent(x, cpu=pool, cuda=pool, default=general)
-
-
-def _shifts(padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]):
-    """Yield what each position of a window reads, [B, *size, C], row by row."""
-    (down, right), (rows, columns) = strides, size
-    for i, j in itertools.product(*map(range, window)):
-        yield padded[:, i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * right + 1 : right]
-
-
-def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
-    """Return a depthwise convolution, computed in float32.
-
-    It is a sum over the positions of the kernel. Each term is the shifted image times the weight at this position.
-    """
-    weights = kernel.astype(jnp.float32)
-    padded, size = _padded(x, kernel, strides, pads)
-    # Not len(x), because an exported program has a symbolic batch size.
-    total = jnp.zeros((x.shape[0], *size, x.shape[-1]), jnp.float32)
-    parts = _shifts(padded, kernel.shape[:2], strides, size)
-    for part, weight in zip(parts, weights.reshape(-1, x.shape[-1]), strict=True):
-        total += part * weight
-    return total.astype(x.dtype)
-
-
-_depthwise = jax.custom_vjp(_sum_of_shifts, nondiff_argnums=(2, 3))
-
-
-def _depthwise_forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
-    return _sum_of_shifts(x, kernel, strides, pads), (x, kernel)
-
-
-def _depthwise_backward(
-    strides: tuple[int, int], pads: Pads, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
-):
-    x, kernel = residuals
-    return _image_gradient(x, kernel, strides, pads, cotangent), _kernel_gradient(x, kernel, strides, pads, cotangent)
-
-
-_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
-
-
-def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
-    """Return the gradient with respect to the image.
-
-    The positions of the padded image that have equal remainders by the strides read the same part of the kernel. Their
-    gradient is a convolution of the cotangent with this part, flipped. These gradients are interleaved.
-    """
-    edges, taps = [], []
-    for side, pad, outputs, length, stride in zip(
-        x.shape[1:3], pads, cotangent.shape[1:3], kernel.shape[:2], strides, strict=True
-    ):
-        most = -(-length // stride)
-        taps.append(most)
-        edges.append((most - 1, -(-(side + sum(pad)) // stride) - outputs))
-    cotangent = pad_maps(cotangent, 0.0, edges)
-    parts = []
-    for i, j in itertools.product(*map(range, strides)):
-        part = kernel[i :: strides[0], j :: strides[1]][::-1, ::-1]
-        top, left = (most - length for most, length in zip(taps, part.shape[:2], strict=True))
-        parts.append(_sum_of_shifts(cotangent[:, top:, left:], part, (1, 1), ((0, 0), (0, 0))))
-    (top, _), (left, _) = pads
-    tiles = jnp.stack(parts).reshape(*strides, *parts[0].shape)
-    return winograd.join_tiles(tiles)[:, top : top + x.shape[1], left : left + x.shape[2]]
-
-
-def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
-    """Return the gradient with respect to the kernel.
-
-    The sums for all positions of the kernel are computed together, for a tile of the map at a time. A sum for each
-    position, row by row, takes 2 to 3 times as long.
-    """
-    window = kernel.shape[:2]
-    padded, size = _padded(x, kernel, strides, pads)
-    tile, counts = _tiles(*size)
-    # Zeros complete the last tiles.
-    rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
-    slopes = pad_maps(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
-    padded = pad_maps(padded, 0.0, [(0, after * stride) for after, stride in zip(rest, strides, strict=True)])
-    area = [(side - 1) * stride + length for side, stride, length in zip(tile, strides, window, strict=True)]
-
-    def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
-        row, column = divmod(index, counts[1])
-        top, left = row * tile[0], column * tile[1]
-        image = _crop(padded, (top * strides[0], left * strides[1]), area)
-        return total + _sum_of_products(image, _crop(slopes, (top, left), tile), window, strides)
-
-    # One sum per image, which the threads share.
-    total = jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32)
-    total = lax.fori_loop(0, counts[0] * counts[1], add_tile, total)
-    return total.sum(0)[:, :, None].astype(kernel.dtype)
-
-
-def _tiles(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return rows and columns of a tile of a map, and how many tiles are along and across."""
-    across = -(-columns // TILE_POSITIONS)
-    width = -(-columns // across)
-    height = min(rows, TILE_POSITIONS // width)
-    return (height, width), (-(-rows // height), across)
-
-
-def _sum_of_products(
-    image: jax.Array, slopes: jax.Array, window: tuple[int, int], strides: tuple[int, int]
-) -> jax.Array:
-    """Return the sum of the windows of `image` [B,_,_,C], each times its slope in `slopes` [B,H,W,C]: [B,h,w,C]."""
-    (down, right), (height, width) = strides, window
-    total = jnp.zeros((), jnp.float32)
-    for row, column in itertools.product(*map(range, slopes.shape[1:3])):
-        part = image[:, row * down : row * down + height, column * right : column * right + width]
-        total += part * slopes[:, row, column, None, None]
-    return total
-
-
-def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: Sequence[int]) -> jax.Array:
-    return lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
-
-
-def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
-    """Return the padded image in float32, and the rows and columns of the convolution's output."""
-    rows, columns = (
-        1 + (side + sum(pad) - length) // stride
-        for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
-    )
-    return pad_maps(x, 0.0, pads).astype(jnp.float32), (rows, columns)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mlmoe_jax.models.layers.padding import Pads, pad_maps
+from mlmoe_jax.models.layers.maps import Pads, join_tiles, pad_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
@@ -212,12 +212,6 @@ def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision, zero: jax.A
     both = jnp.asarray(np.kron(matrix, matrix), x.dtype) + zero
     result = jnp.dot(both, x.reshape(both.shape[1], -1), precision=precision)
     return result.reshape(len(matrix), len(matrix), *x.shape[2:])
-
-
-def join_tiles(tiles: jax.Array) -> jax.Array:
-    """Return the maps [B,rows·h,columns·w,C] of tiles [h,w,B,rows,columns,C]."""
-    height, width, _, rows, columns, channels = tiles.shape
-    return jnp.transpose(tiles, (2, 3, 0, 4, 1, 5)).reshape(-1, rows * height, columns * width, channels)
 
 
 def _cut_tiles(x: jax.Array, size: int, counts: tuple[int, int]) -> jax.Array:

@@ -1,0 +1,135 @@
+"""Depthwise convolutions as sums of shifted products, which are fast on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mlmoe_jax.models.layers.maps import Pads, join_tiles, pad_maps, shift_maps
+
+TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def convolve_depthwise(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
+    """Return the convolution of each channel of `x` [B,H,W,C] with its kernel in `kernel` [h,w,1,C].
+
+    It is summed in float32 and has the type of `x`. Only reverse-mode differentiation is possible.
+    """
+    return _sum_of_shifts(x, kernel, strides, pads)
+
+
+def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
+    """Return a depthwise convolution, computed in float32.
+
+    It is a sum over the positions of the kernel. Each term is the shifted image times the weight at this position.
+    """
+    weights = kernel.astype(jnp.float32)
+    padded, size = _padded(x, kernel, strides, pads)
+    # Not len(x), because an exported program has a symbolic batch size.
+    total = jnp.zeros((x.shape[0], *size, x.shape[-1]), jnp.float32)
+    parts = shift_maps(padded, kernel.shape[:2], strides, size)
+    for part, weight in zip(parts, weights.reshape(-1, x.shape[-1]), strict=True):
+        total += part * weight
+    return total.astype(x.dtype)
+
+
+def _forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
+    return _sum_of_shifts(x, kernel, strides, pads), (x, kernel)
+
+
+def _backward(strides: tuple[int, int], pads: Pads, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
+    x, kernel = residuals
+    return _image_gradient(x, kernel, strides, pads, cotangent), _kernel_gradient(x, kernel, strides, pads, cotangent)
+
+
+convolve_depthwise.defvjp(_forward, _backward)
+
+
+def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
+    """Return the gradient with respect to the image.
+
+    The positions of the padded image that have equal remainders by the strides read the same part of the kernel. Their
+    gradient is a convolution of the cotangent with this part, flipped. These gradients are interleaved.
+    """
+    edges, taps = [], []
+    for side, pad, outputs, length, stride in zip(
+        x.shape[1:3], pads, cotangent.shape[1:3], kernel.shape[:2], strides, strict=True
+    ):
+        most = -(-length // stride)
+        taps.append(most)
+        edges.append((most - 1, -(-(side + sum(pad)) // stride) - outputs))
+    cotangent = pad_maps(cotangent, 0.0, edges)
+    parts = []
+    for i, j in itertools.product(*map(range, strides)):
+        part = kernel[i :: strides[0], j :: strides[1]][::-1, ::-1]
+        top, left = (most - length for most, length in zip(taps, part.shape[:2], strict=True))
+        parts.append(_sum_of_shifts(cotangent[:, top:, left:], part, (1, 1), ((0, 0), (0, 0))))
+    (top, _), (left, _) = pads
+    tiles = jnp.stack(parts).reshape(*strides, *parts[0].shape)
+    return join_tiles(tiles)[:, top : top + x.shape[1], left : left + x.shape[2]]
+
+
+def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
+    """Return the gradient with respect to the kernel.
+
+    The sums for all positions of the kernel are computed together, for a tile of the map at a time. A sum for each
+    position, row by row, takes 2 to 3 times as long.
+    """
+    window = kernel.shape[:2]
+    padded, size = _padded(x, kernel, strides, pads)
+    tile, counts = _tiles(*size)
+    # Zeros complete the last tiles.
+    rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
+    slopes = pad_maps(cotangent.astype(jnp.float32), 0.0, [(0, after) for after in rest])
+    padded = pad_maps(padded, 0.0, [(0, after * stride) for after, stride in zip(rest, strides, strict=True)])
+    area = [(side - 1) * stride + length for side, stride, length in zip(tile, strides, window, strict=True)]
+
+    def add_tile(index: jax.Array, total: jax.Array) -> jax.Array:
+        row, column = divmod(index, counts[1])
+        top, left = row * tile[0], column * tile[1]
+        image = _crop(padded, (top * strides[0], left * strides[1]), area)
+        return total + _sum_of_products(image, _crop(slopes, (top, left), tile), window, strides)
+
+    # One sum per image, which the threads share.
+    total = jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32)
+    total = lax.fori_loop(0, counts[0] * counts[1], add_tile, total)
+    return total.sum(0)[:, :, None].astype(kernel.dtype)
+
+
+def _tiles(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return rows and columns of a tile of a map, and how many tiles are along and across."""
+    across = -(-columns // TILE_POSITIONS)
+    width = -(-columns // across)
+    height = min(rows, TILE_POSITIONS // width)
+    return (height, width), (-(-rows // height), across)
+
+
+def _sum_of_products(
+    image: jax.Array, slopes: jax.Array, window: tuple[int, int], strides: tuple[int, int]
+) -> jax.Array:
+    """Return the sum of the windows of `image` [B,_,_,C], each times its slope in `slopes` [B,H,W,C]: [B,h,w,C]."""
+    (down, right), (height, width) = strides, window
+    total = jnp.zeros((), jnp.float32)
+    for row, column in itertools.product(*map(range, slopes.shape[1:3])):
+        part = image[:, row * down : row * down + height, column * right : column * right + width]
+        total += part * slopes[:, row, column, None, None]
+    return total
+
+
+def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: Sequence[int]) -> jax.Array:
+    return lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
+
+
+def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
+    """Return the padded image in float32, and the rows and columns of the convolution's output."""
+    rows, columns = (
+        1 + (side + sum(pad) - length) // stride
+        for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
+    )
+    return pad_maps(x, 0.0, pads).astype(jnp.float32), (rows, columns)

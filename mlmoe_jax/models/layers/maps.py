@@ -1,0 +1,33 @@
+"""Padding, shifts and tiles of maps [B,H,W,C]."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Pads = tuple[tuple[int, int], ...]  # rows before and after a map, and columns
+
+
+def pad_maps(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, int]]) -> jax.Array:
+    """Return `x` [B,H,W,C] with `pads` rows and columns of the value `fill` before and after."""
+    edges = [(before, after, 0) for before, after in pads]
+    return lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+
+def shift_maps(
+    padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]
+) -> Iterator[jax.Array]:
+    """Yield what each position of a window reads of `padded` [B,H,W,C], as [B, *size, C], row by row."""
+    (down, right), (rows, columns) = strides, size
+    for i, j in itertools.product(*map(range, window)):
+        yield padded[:, i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * right + 1 : right]
+
+
+def join_tiles(tiles: jax.Array) -> jax.Array:
+    """Return the maps [B,rows·h,columns·w,C] of tiles [h,w,B,rows,columns,C]."""
+    height, width, _, rows, columns, channels = tiles.shape
+    return jnp.transpose(tiles, (2, 3, 0, 4, 1, 5)).reshape(-1, rows * height, columns * width, channels)
