@@ -97,7 +97,8 @@ def forward(model):
 
 def training(model):
     """Return training passes: pooled features, the statistics after them, and the gradients of the first."""
-    random = np.random.RandomState(2)
+    # With most seeds, an input of a ReLU6 is so near a kink that pixels changed by 1e-6 change the gradients by 1 %.
+    random = np.random.RandomState(24)
     batches = random.randint(0, 256, (*TRAINING_BATCHES, 3)).astype(np.uint8)
     target = random.randn(model._fc.in_features).astype(np.float32)
     arrays, outputs = {"train/image": batches, "train/target": target}, []
