@@ -72,9 +72,8 @@ def test_a_matmul_of_a_map_equals_the_general_one_and_so_do_its_gradients(widths
     with jax.default_device("cpu"):
         program = jax.jit(partial(run, dot_general)).lower(x, kernel)
     assert f"tensor<24x{widths[0]}xf32>" in program.as_text()  # not transposed
-    assert (
-        "f32[5,6]{1,0} dot(" in program.compile().as_text()
-    )  # the gradient by the kernel, with more columns than rows
+    # The gradient by the kernel is computed with more columns than rows.
+    assert "f32[5,6]{1,0} dot(" in program.compile().as_text()
 
 
 def test_a_convolution_of_some_groups_is_the_general_one():
@@ -128,3 +127,10 @@ def test_the_gradient_of_max_pooling_goes_to_the_first_of_equal_values(shape, dt
 
     for ours, theirs in zip(run(max_pool, x), run(nnx.max_pool, x), strict=True):
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rtol=1e-2 if dtype == "bfloat16" else 1e-6)
+
+
+@pytest.mark.parametrize(("platform", "own"), [("cpu", True), ("cuda", True), ("tpu", False)])
+def test_max_pooling_has_its_own_gradient_where_it_is_faster(platform, own):
+    gradient = jax.jit(jax.grad(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))).sum()))
+    program = gradient.trace(jnp.ones((1, 9, 8, 4))).lower(lowering_platforms=(platform,)).as_text()
+    assert ("select_and_scatter" in program) != own

@@ -12,7 +12,7 @@ from jax import lax
 
 from mlmoe_jax.models.layers import winograd
 from mlmoe_jax.models.layers.depthwise import convolve_depthwise
-from mlmoe_jax.models.layers.maps import Pads, pad_maps, shift_maps
+from mlmoe_jax.models.layers.maps import Pads, measure_result, pad_maps, shift_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
@@ -53,10 +53,7 @@ def convolve(
         **options,
     )
     if feature_group_count == x.shape[-1] == kernel.shape[-1]:
-
-        def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            return convolve_depthwise(x, kernel, strides, pads)  # custom_vjp takes these two by position
-
+        on_cpu = functools.partial(convolve_depthwise, strides=strides, pads=pads)
     elif kernel.shape[:2] == (1, 1) and feature_group_count == 1 and pads == ((0, 0), (0, 0)):
         on_cpu = functools.partial(_pointwise, strides=strides, precision=options.get("precision"))
     elif feature_group_count == 1 and (transforms := winograd.choose_transforms(x, kernel, strides)):
@@ -169,7 +166,7 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
     GPU, both move 2/5 of the bytes.
     """
     general = functools.partial(nnx.max_pool, window_shape=window, strides=strides, padding=pads)
-    size = jax.eval_shape(general, x).shape[1:3]
+    size = measure_result(x, window, strides, pads)
     image = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def shifts(x: jax.Array, fill: float) -> list[jax.Array]:

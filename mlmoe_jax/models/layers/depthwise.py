@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mlmoe_jax.models.layers.maps import Pads, join_tiles, pad_maps, shift_maps
+from mlmoe_jax.models.layers.maps import Pads, join_tiles, measure_result, pad_maps, shift_maps
 
 TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
 
@@ -30,7 +30,8 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pa
     It is a sum over the positions of the kernel. Each term is the shifted image times the weight at this position.
     """
     weights = kernel.astype(jnp.float32)
-    padded, size = _padded(x, kernel, strides, pads)
+    padded = pad_maps(x, 0.0, pads).astype(jnp.float32)
+    size = measure_result(x, kernel.shape[:2], strides, pads)
     # Not len(x), because an exported program has a symbolic batch size.
     total = jnp.zeros((x.shape[0], *size, x.shape[-1]), jnp.float32)
     parts = shift_maps(padded, kernel.shape[:2], strides, size)
@@ -81,8 +82,8 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], 
     The sums for all positions of the kernel are computed together, for a tile of the map at a time. A sum for each
     position, row by row, takes 2 to 3 times as long.
     """
-    window = kernel.shape[:2]
-    padded, size = _padded(x, kernel, strides, pads)
+    window, size = kernel.shape[:2], cotangent.shape[1:3]
+    padded = pad_maps(x, 0.0, pads).astype(jnp.float32)
     tile, counts = _tiles(*size)
     # Zeros complete the last tiles.
     rest = [side * count - length for side, count, length in zip(tile, counts, size, strict=True)]
@@ -124,12 +125,3 @@ def _sum_of_products(
 
 def _crop(x: jax.Array, start: tuple[jax.Array, jax.Array], size: Sequence[int]) -> jax.Array:
     return lax.dynamic_slice(x, (0, *start, 0), (x.shape[0], *size, x.shape[-1]))
-
-
-def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
-    """Return the padded image in float32, and the rows and columns of the convolution's output."""
-    rows, columns = (
-        1 + (side + sum(pad) - length) // stride
-        for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
-    )
-    return pad_maps(x, 0.0, pads).astype(jnp.float32), (rows, columns)

@@ -18,6 +18,17 @@ def pad_maps(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, in
     return lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
 
 
+def measure_result(
+    x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pads: Iterable[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the rows and columns of what a convolution or a pooling makes of `x` [B,H,W,C] with `pads`."""
+    rows, columns = (
+        (side + sum(pad) - length) // stride + 1
+        for side, pad, length, stride in zip(x.shape[1:3], pads, window, strides, strict=True)
+    )
+    return rows, columns
+
+
 def shift_maps(
     padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]
 ) -> Iterator[jax.Array]:

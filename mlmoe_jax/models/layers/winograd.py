@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mlmoe_jax.models.layers.maps import Pads, join_tiles, pad_maps
+from mlmoe_jax.models.layers.maps import Pads, join_tiles, measure_result, pad_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
@@ -150,7 +150,7 @@ def _convolve(
     products = lax.dot_general(images, weights, (((2,), (channels,)), ((0,), (0,))), precision)
     products = products.reshape(transforms.points, transforms.points, -1, rows, columns, products.shape[-1])
     result = join_tiles(_transform(transforms.result, products, precision))
-    height, width = _measure_result(x, pads)
+    height, width = measure_result(x, (SIZE, SIZE), (1, 1), pads)
     return result[:, :height, :width]
 
 
@@ -167,15 +167,9 @@ def _kernel_gradient(x: jax.Array, slope: jax.Array, transforms: Transforms, pad
     return _transform(np.transpose(transforms.kernel), products, precision)
 
 
-def _measure_result(x: jax.Array, pads: Pads) -> tuple[int, int]:
-    """Return the rows and columns of the result."""
-    height, width = (side + sum(pad) + 1 - SIZE for side, pad in zip(x.shape[1:3], pads, strict=True))
-    return height, width
-
-
 def _count_tiles(x: jax.Array, transforms: Transforms, pads: Pads) -> tuple[int, int]:
     """Return how many tiles are along and across the result."""
-    height, width = _measure_result(x, pads)
+    height, width = measure_result(x, (SIZE, SIZE), (1, 1), pads)
     return -(-height // transforms.tile), -(-width // transforms.tile)
 
 
