@@ -41,7 +41,7 @@ def resolve(dotted: str):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The names that the blocks of the page define, run from top to bottom on few scenes of digits."""
-    from mlmoe_jax.config.defaults import SECTIONS
+    from mlmoe_jax.config.table import SECTIONS
     from mlmoe_jax.data.sources import digits
 
     folder, text, names = tmp_path_factory.mktemp("page"), PAGE.read_text(), {"__name__": "__main__"}

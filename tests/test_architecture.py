@@ -20,6 +20,7 @@ PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 
 MOST_IN_FUNCTION, MOST_FIELDS = 60, 11
 TABLES: set[str] = set()  # functions that are one long table
+TABLE = "config.table"
 CONFIGURATIONS = {"models.backbones.vit.ViTShape"}  # classes whose fields are settings
 
 
@@ -72,9 +73,19 @@ def test_every_package_is_in_a_layer():
 
 
 def test_no_package_uses_a_package_above_it_or_beside_it(imports):
-    packages = ((one, drawing.package_of(one.source), drawing.package_of(one.target)) for one in imports)
+    """The table of the config names declarations of keys above it, which it does not depend on."""
+    others = [one for one in imports if not (one.source == TABLE and one.when == drawing.NAMED)]
+    packages = ((one, drawing.package_of(one.source), drawing.package_of(one.target)) for one in others)
     wrong = [str(one) for one, user, used in packages if user != used and not LAYER_OF[user] < LAYER_OF[used]]
     assert not wrong, "\n".join(wrong)
+
+
+def test_declarations_of_keys_import_only_keys_and_other_declarations(imports):
+    """Help and the table read them, wherever they stand, without what computes."""
+    declared = {one.target for one in imports if one.source == TABLE and one.when == drawing.NAMED}
+    assert len(declared) > 5
+    used = {one.target for one in imports if one.source in declared and one.when == "at once"}
+    assert {name for name in used if not name.endswith(("_keys", "catalog"))} <= {"runtime.keys", "runtime.registry"}
 
 
 def test_every_import_inside_the_package_is_absolute(trees):

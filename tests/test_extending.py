@@ -7,19 +7,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import flatten, from_json
-from mlmoe_jax.config.keys import format_value
+from mlmoe_jax.runtime.keys import format_value
 
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCED.findall(PAGE)
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
-NEW_FILE, NEW_LINE = re.compile(r"# (\S+\.py)"), re.compile(r"# (\S+\.py), below the line with (.+)")
+NEW_FILE = re.compile(r"# (\S+\.py)")
+NEW_ENTRY = re.compile(r"# (\S+\.py), (?:below the line with (?P<line>.+)|in (?P<registry>[A-Z_]+)):")
 
 # Two steps of training on the first 26 scans and what follows them, the report, and a prediction from the folder alone.
 RUN = """
@@ -62,14 +64,24 @@ def follow(block: str, root: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
         return
-    below = NEW_LINE.fullmatch(place)
-    assert below, f"a block of docs/extending.md begins with '{place}', which is no place"
-    assert content.count("\n") == 1, "one line"
-    lines = (root / below[1]).read_text().splitlines(keepends=True)
-    (row,) = [row for row, line in enumerate(lines) if below[2] in line]
+    entry = NEW_ENTRY.fullmatch(place)
+    assert entry, f"a block of docs/extending.md begins with '{place}', which is no place"
+    lines = (root / entry[1]).read_text().splitlines(keepends=True)
+    row = row_below(lines, **entry.groupdict())
     indent = re.match(r" *", lines[row])[0]
-    lines.insert(row + 1, indent + content)
-    (root / below[1]).write_text("".join(lines))
+    lines.insert(row, textwrap.indent(content, indent))
+    (root / entry[1]).write_text("".join(lines))
+
+
+def row_below(lines: list[str], *, line: str | None, registry: str | None) -> int:
+    """Return the row below the only line with a text, or of the first entry of a registry."""
+    if line:
+        (row,) = [row for row, text in enumerate(lines) if line in text]
+        return row + 1
+    (row,) = [row for row, text in enumerate(lines) if text.startswith(f"{registry}: ")]
+    while lines[row].strip() != "{":
+        row += 1
+    return row + 1
 
 
 def settings(*names: str) -> list[str]:
@@ -95,15 +107,15 @@ def extended(tmp_path_factory):
     return root
 
 
-def test_every_addition_is_one_file_one_line_and_one_command():
+def test_every_addition_is_one_file_one_entry_and_one_command():
     """A run has one backbone, so there is no command for the second one."""
     for name, section in SECTIONS.items():
         kinds = [
-            language if language == "shell" else "line" if NEW_LINE.match(block) else "file"
+            language if language == "shell" else "entry" if NEW_ENTRY.match(block) else "file"
             for language, block in FENCED.findall(section)
         ]
-        others = {"launch target": [], "vision transformer": ["file", "line"]}
-        assert kinds == others.get(name, ["file", "line", "shell"]), name
+        others = {"config key": ["entry", "shell"], "launch target": [], "vision transformer": ["file", "entry"]}
+        assert kinds == others.get(name, ["file", "entry", "shell"]), name
 
 
 @pytest.mark.slow
@@ -145,8 +157,80 @@ def test_the_additions_train_save_restore_and_predict(extended):
     assert "share of images whose labels are all predicted correctly, at the threshold 0.5" in report
 
 
+# What follows from the declaration of the key of the page, `data.mask`: one line of output for each.
+MEANING = """
+import json, sys
+from pathlib import Path
+from mlmoe_jax.apps.cli.commands import COMMANDS
+from mlmoe_jax.apps.cli.reference import describe_config, reference_page
+from mlmoe_jax.config import apply_overrides, default_config, find_unread, find_unused, portable, to_json
+from mlmoe_jax.runs.naming import run_name
+help_text = " ".join(describe_config("data.mask").split())
+print("help:", help_text)
+print("page:", f"* {help_text.replace('data.mask', '`data.mask`')}" in reference_page())
+config = apply_overrides(default_config(), [("data.mask", "/home/ada/mask.png")])
+crop = apply_overrides(default_config(), [("data.resize", "crop")])
+print("unused:", find_unused(config, ["data.mask"]), find_unused(crop, ["data.mask"]))
+stages = {mode: command.stages for mode, command in COMMANDS.items() if command.stages}
+print("unread:", *(mode for mode in stages if find_unread(["data.mask"], stages[mode])))
+print("name:", run_name("vpt", [("data.mask", "mask.png"), ("seed", "1")]))
+print("shared:", repr(portable(config).data.mask))
+from mlmoe_jax.apps.export.run import describe_images
+print("export:", describe_images(config)["mask"])
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.resume import changed_keys, config_of_run
+folder = Path("stored")
+(folder / "checkpoints").mkdir(parents=True)
+(folder / "config.json").write_text(to_json(default_config()))
+print("resume:", changed_keys(config, RunFolder(folder)))
+config_of_run(config, RunFolder(folder))
+"""
+FOLLOWS = """\
+help: data.mask (empty; for resize=square): Image whose black pixels are hidden in every image, such as the border of \
+a microscope; if empty, none.
+page: True
+unused: [] ['data.mask has no effect, because data.resize is crop']
+unread: thresholds calibrate encode
+name: vpt,seed=1
+shared: ''
+export: /home/ada/mask.png
+resume: []
+"""
+BROKEN = {
+    "nothing": ("", "", ""),
+    "only_if": ('only_if={"resize": ("square",)},', "", "help: unused:"),
+    "stages": ('stages=("image",),', "", "unread: export:"),
+    "on_resume": ('on_resume="reported",', "", "name: resume:"),
+    "type": ("PathKey(", "TextKey(", "shared:"),
+}
+
+
+@pytest.mark.parametrize("field", BROKEN)
+@pytest.mark.variants("field")
+@pytest.mark.budget(20)  # a process that imports jax
+def test_everything_about_a_key_follows_from_its_declaration(extended, tmp_path, field):
+    """Without one of its fields, other lines of the output differ."""
+    shutil.copytree(extended, tmp_path, dirs_exist_ok=True)
+    given, other, differing = BROKEN[field]
+    declared = tmp_path / "mlmoe_jax" / "data" / "data_keys.py"
+    before, name, text = declared.read_text().partition("    mask=")
+    key, end, after = text.partition("\n    ),\n")
+    declared.write_text("".join((before, name, key.replace(given, other), end, after)))
+    done = subprocess.run(
+        [sys.executable, "-c", MEANING],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    found, expected = done.stdout.splitlines(), FOLLOWS.splitlines()
+    assert [line.split()[0] for line in expected if line not in found] == differing.split(), done.stdout + done.stderr
+    assert ("the results can differ" in done.stderr) == (field != "on_resume")
+
+
 def test_the_additions_are_formatted_like_the_package(extended):
-    added = [NEW_FILE.match(block)[1] for language, block in BLOCKS if language == "python" and "below" not in block]
+    places = [block.partition("\n")[0] for language, block in BLOCKS if language == "python"]
+    added = [(NEW_FILE.fullmatch(place) or NEW_ENTRY.fullmatch(place))[1] for place in places]
     ruff = Path(sys.executable).parent / "ruff"
     if not ruff.exists():
         pytest.skip("ruff is not installed")

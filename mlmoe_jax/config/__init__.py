@@ -1,11 +1,10 @@
 """The configuration: every key, loading, validation, published recipes; may use models and the packages below."""
 
-from mlmoe_jax.config.defaults import default_config, use_adapter
+from mlmoe_jax.config.defaults import default_config, flatten, portable, use_adapter
 from mlmoe_jax.config.loading import (
     CONFIG_FOLDER,
     apply_overrides,
     choice,
-    flatten,
     from_json,
     load_config,
     parse_arg,
@@ -13,19 +12,21 @@ from mlmoe_jax.config.loading import (
     split_references,
     to_json,
 )
-from mlmoe_jax.config.validation import find_unused, find_warnings, validate
+from mlmoe_jax.config.validation import find_unread, find_unused, find_warnings, validate
 
 __all__ = [
     "CONFIG_FOLDER",
     "apply_overrides",
     "choice",
     "default_config",
+    "find_unread",
     "find_unused",
     "find_warnings",
     "flatten",
     "from_json",
     "load_config",
     "parse_arg",
+    "portable",
     "set_key",
     "split_references",
     "to_json",

@@ -1,4 +1,4 @@
-"""Configs from files, from the command line and from run folders. `defaults.py` has the keys and their meaning.
+"""Configs from files, from the command line and from run folders. `table.py` has the keys.
 
 A config file defines `get_config(arg="") -> ConfigDict`, which starts from `default_config()`. `arg` is the text after
 the colon in `--config=file.py:dataset=digits,epochs=3`; `parse_arg` splits it. A file whose values depend on the
@@ -17,10 +17,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import ADAPTERS_SECTION, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.keys import ChoiceKey, Key, key_like, to_tuples
+from mlmoe_jax.config.defaults import default_config, flatten, use_adapter, why_unknown
+from mlmoe_jax.config.table import ADAPTERS_SECTION, SECTIONS, key_named
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
+from mlmoe_jax.runtime.keys import ChoiceKey, Key, key_like, to_tuples
 from mlmoe_jax.runtime.registry import nearest, suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -232,12 +233,3 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
     if unknown:
         logging.getLogger(__name__).warning("%s has unknown keys, which are ignored: %s", source, ", ".join(unknown))
     return config
-
-
-def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of all sections in one dict, dotted key -> value, such as {"a.b": 1} for {"a": {"b": 1}}."""
-    flat = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, ConfigDict | dict) else {name: value}
-    return flat

@@ -1,41 +1,23 @@
 """Validation of the whole config: each key on its own, and settings that must fit together."""
 
-import itertools
-import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, key_named, why_unknown
-from mlmoe_jax.config.keys import ChoiceKey
-from mlmoe_jax.config.loading import flatten
-from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS
+from mlmoe_jax.config.defaults import flatten, why_unknown
+from mlmoe_jax.config.table import CONFIG, KEYS, entry_named, key_named
 from mlmoe_jax.data.labels import hidden
-from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.registries import (
+from mlmoe_jax.models.adapters.catalog import (
     ADAPTERS,
-    HEADS,
-    LOSSES,
     PROMPT_KINDS,
     active_adapters,
     describe_adapters,
-    head_class,
     prompts_class,
 )
-
-# Keys and sections, with a dot at the end, of a training by steps, which a fit to convergence does not have.
-_OF_STEPS = (
-    "optim.",
-    "ema.",
-    "augment.",
-    "checkpoint.",
-    "eval.select",
-    "eval.every_epochs",
-    "log.tensorboard",
-    *(f"loss.{name}" for name in ("reduce", "scale", "terms.")),
-    *(f"train.{name}" for name in ("epochs", "batch_size", "accumulate", "log_every", "patience", "skip_nonfinite")),
-)
+from mlmoe_jax.models.heads.catalog import HEADS, head_class
+from mlmoe_jax.models.loss_catalog import LOSSES
+from mlmoe_jax.runtime.keys import format_value
 
 
 def validate(config: ConfigDict) -> None:
@@ -71,58 +53,29 @@ def find_warnings(config: ConfigDict) -> list[str]:
 def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
     """Return a sentence about each key that has no effect with the other settings of the config.
 
-    The documentation of such a key, or of its section, begins with the settings that it is for, as in "For focal: …".
-
     Args:
       config: the config.
       names: the dotted keys to check, such as the keys that a user has given.
     """
-    messages = []
+    values, messages = flatten(config), []
     for name in names:
-        parts = list(itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}"))
-        entries = [(part, SECTIONS.get(part) or KEYS.get(part)) for part in parts]
-        reasons = [_why_unused(config, part, entry.doc) for part, entry in entries if entry]
-        if config.train.fit == "logistic" and name.startswith(_OF_STEPS):
-            reasons.append("train.fit is logistic")
-        if reason := next(filter(None, reasons), ""):
-            messages.append(f"{name} has no effect, because {reason}")
+        entry = entry_named(name)
+        for condition, wanted in entry.only_if.items() if entry else ():
+            if (value := values[condition]) not in wanted:
+                messages.append(f"{name} has no effect, because {condition} is {format_value(value) or 'empty'}")
+                break
     return messages
 
 
-def _why_unused(config: ConfigDict, name: str, doc: str) -> str:
-    """Return the setting because of which a key or section is not used; "" if it is used.
+def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
+    """Return the dotted keys among `names` that no stage of a command reads.
 
     Args:
-      config: the config.
-      name: the dotted name of the key or section.
-      doc: its documentation.
+      names: keys of the config, or sections such as `model.adapters`.
+      stages: the stages that the command runs, names in `runtime.keys.STAGES`.
     """
-    if not (begin := re.match("(For|Except for) ([^:]+): ", doc)):
-        return ""
-    section = name.rpartition(".")[0]
-    words = re.split(", | and ", ", ".join([begin[2], *re.findall("; for ([^,:]+)[,:]", doc)]))
-    settings = dict(word.split("=") for word in words if "=" in word)
-    wanted = {f"{section}.{key}": {value} for key, value in settings.items()}
-    names = {word for word in words if "=" not in word}
-    if "labeling tools" in names:
-        names = {*names, *FORMATS} - {"labeling tools"}
-    if names:
-        wanted[_key_with(names, section)] = names
-    values = flatten(config)
-    unfit = [key for key in wanted if key and (values[key] in wanted[key]) != (begin[1] == "For")]
-    return f"{unfit[0]} is {values[unfit[0]]}" if unfit else ""
-
-
-def _key_with(choices: set[str], section: str) -> str:
-    """Return the key in a section, or in a section around it, that has all of the choices; "" if there is none."""
-    found = [
-        key
-        for key, entry in KEYS.items()
-        if isinstance(entry, ChoiceKey)
-        and f"{section}.".startswith(f"{key.rpartition('.')[0]}.")
-        and choices <= set(entry.choices)
-    ]
-    return max(found, key=lambda key: key.count("."), default="")
+    entries = {name: entry_named(name) for name in names}
+    return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:
@@ -194,7 +147,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     wrong = []
     resets = [
         f"augment.{name}={key.default}"
-        for name, key in AUGMENT_KEYS.entries.items()
+        for name, key in CONFIG.entries["augment"].entries.items()
         if config.augment[name] != key.default and not name.startswith(("mix", "splice"))  # features can be mixed
     ]
     if resets:
@@ -246,9 +199,11 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     kind, head, wrong = config.model.head.kind, head_class(config), []
     if head.needs_group_prompts and not prompts_class(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
-    if config.model.head.names and not head.reads_names:
-        readers = ", ".join(name for name in HEADS if HEADS[name].reads_names)
-        wrong.append(f"model.head.names is set, and head {kind} does not read vectors of names; {readers} do")
+    readers = KEYS["model.head.names"].only_if["model.head.kind"]
+    if config.model.head.names and kind not in readers:
+        wrong.append(
+            f"model.head.names is set, and head {kind} does not read vectors of names; {', '.join(readers)} do"
+        )
     if not head.terms(config) and config.augment.mix != "none":
         wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")
     if config.augment.mix == "splicemix" and (config.train.accumulate > 1 or config.train.batch_size < 4):

@@ -19,7 +19,7 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 
 NOTES = {"step": 0, "kind": "imported", "split": ""}  # of values that are not trained
-_READ = ("data", "eval", "mesh", "model")  # sections of the config that a prediction reads
+_STAGES = ("image", "model", "score")  # of a prediction
 
 
 def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> ConfigDict:
@@ -28,7 +28,7 @@ def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> Co
     Args:
       file: the vectors of the names, or a list of names.
       backbone: the name of the backbone; may be "" for vectors, which have it.
-      overrides: further config keys, in the sections that a prediction reads.
+      overrides: further config keys, which a prediction reads.
 
     Raises:
       UserError: the file is a list and `backbone` is "", the vectors are of another backbone, or a key has no effect.
@@ -39,8 +39,8 @@ def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> Co
     if backbone not in ("", made_for):
         raise UserError(f"{file} has vectors for {made_for}, not for --backbone={backbone}; encode the names again")
     pairs = override_pairs(overrides)
-    if unread := [key for key, _ in pairs if key.partition(".")[0] not in _READ]:
-        raise UserError(f"--config.{unread[0]} has no effect on a prediction by names; leave it out")
+    for key in configuration.find_unread([key for key, _ in pairs], _STAGES):
+        raise UserError(f"--config.{key} has no effect on a prediction by names; leave it out")
     config = configuration.default_config()
     config.model.backbone.name, config.model.head.kind, config.model.head.names = made_for, "cosine", file
     config.data.name, config.data.image_size = "csv", catalog.entry(made_for).image_size

@@ -40,11 +40,12 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates
 from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import LABELS, PROMPTS
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed

@@ -17,11 +17,12 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.catalog import ADAPTERS, describe_adapters, prompts_class
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
 from mlmoe_jax.models.outputs import PROMPTS, QUARTERS, Features, Prediction
-from mlmoe_jax.models.registries import ADAPTERS, describe_adapters, head_class, prompts_class
 from mlmoe_jax.runtime.setup import dtypes
 
 

@@ -1,8 +1,8 @@
 """The interfaces of backbones, adapters and heads. Their outputs are in `outputs.py`.
 
-A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and a line in `registries.py`. A new backbone
-family is a module with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`.
-`docs/extending.md` has an example of each.
+A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and an entry in `heads/catalog.py` or
+`adapters/catalog.py`. A new backbone family is a module with the interface of `Backbone`, its `BackboneShape`, and a
+line in `backbones/catalog.py`. `docs/extending.md` has an example of each.
 
 Shape letters: B batch, H W image, N patch tokens, D width, K labels.
 """
@@ -143,22 +143,6 @@ class BackboneShape(abc.ABC):
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-class Setting(NamedTuple):
-    """A config key of an adapter, below `model.adapters.NAME`.
-
-    Attributes:
-      default: the default value, which also determines the type.
-      doc: the help text of the key, one sentence.
-      least: lower limit of a number, or None.
-      most: upper limit of a number, or None.
-    """
-
-    default: bool | int | float | str | tuple[str, ...]
-    doc: str
-    least: float | None = None
-    most: float | None = None
-
-
 class Adapter(nnx.Module):
     """The base class of all adapters. An adapter changes the features of a frozen backbone.
 
@@ -168,8 +152,6 @@ class Adapter(nnx.Module):
     `model.adapters` adds an adapter, with paths below `adapters/NAME/`.
     """
 
-    settings: ClassVar[Mapping[str, Setting]] = {}
-    """The keys of `model.adapters.NAME`, at least one; {} for the kinds of prompts, whose keys are `model.prompts`."""
     changes_features: bool = True
     """Whether the features of the backbone change; False only for `none`."""
     uses_groups: bool = False
@@ -279,8 +261,6 @@ class Head(nnx.Module):
     """Whether the head uses the label group of each prompt."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
-    reads_names: bool = False
-    """Whether the head uses the vectors of the names of `model.head.names`, `LabelSpace.name_vectors`."""
     starts_from_names: bool = False
     """Whether the vectors of the names give the initial classifiers, in the space of the features of the backbone."""
     batch_statistics: bool = False

@@ -18,9 +18,11 @@ from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import active_adapters
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.params import (
     ModelDef,
     Params,
@@ -30,7 +32,6 @@ from mlmoe_jax.models.params import (
     split_trainable,
 )
 from mlmoe_jax.models.partition import label_axes
-from mlmoe_jax.models.registries import active_adapters, head_class
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.progress import status

@@ -18,6 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.table import REQUIRED
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.uploads import Uploads
@@ -33,7 +34,6 @@ BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "me
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
 ADAPTER, IMAGES = "adapter.safetensors", "images.npz"
-_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 
 
@@ -143,7 +143,7 @@ def read_config(folder: RunFolder) -> ConfigDict:
       UserError: the config is damaged, or lacks the name of the data set, the backbone or the head, for which a default
         would be wrong.
     """
-    return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG), required=_NAMES)
+    return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG), required=REQUIRED)
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:

@@ -16,6 +16,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import flatten
+from mlmoe_jax.config.table import REQUIRED
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runs.folder import CONFIG, LABELS, PER_CLASS, RESULTS, STARTS, TABLE, THRESHOLDS, RunFolder
 from mlmoe_jax.runtime.version import __version__
@@ -25,7 +26,6 @@ _logger = logging.getLogger(__name__)
 MLFLOW = "mlflow.json"  # the address and the id of the run
 EXPERIMENT = "mlmoe_jax"  # unless the environment names one
 _EVERY_ROW = "epoch"  # a metric that every row has
-_TAGGED = ("data.name", "model.backbone.name", "model.head.kind")
 _FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # texts, without names of images
 _MOST_PARAMETERS, _MOST_METRICS, _LONGEST = 100, 1000, 6000  # in a call to MLflow; characters of a parameter
 
@@ -113,7 +113,7 @@ class MLflowRun:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
-        tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in _TAGGED}}
+        tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in REQUIRED}}
         created = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
         parameters = [Param(key, str(value)[:_LONGEST]) for key, value in values.items()]
         for start in range(0, len(parameters), _MOST_PARAMETERS):

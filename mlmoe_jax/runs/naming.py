@@ -1,7 +1,4 @@
-"""The config keys that may change when a run resumes, and the default name of a run folder.
-
-Both decide which commands belong to one run.
-"""
+"""The default name of a run folder, which decides which commands belong to one run."""
 
 from __future__ import annotations
 
@@ -11,32 +8,9 @@ import re
 from collections.abc import Sequence
 
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
-
-# Keys and sections (with a dot at the end) that may differ when a run resumes: they do not change its results.
-FREE_KEYS = (
-    "data.root",
-    "data.threads",
-    "data.workers",
-    "pack.",
-    "prune.",
-    "init_from",  # only read when a run starts
-    "train.skip_nonfinite",
-    "train.log_every",
-    "eval.batch_size",
-    "checkpoint.",
-    "mesh.",
-    "log.",
-    "metrics.",
-    "thresholds.",
-    "calibration.",
-    "report.",
-    "serve.",
-)
-# Keys that may differ with a message, so that a long run can go on after a bad image or a lack of memory.
-REPORTED_KEYS = ("data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
+from mlmoe_jax.config.table import entry_named
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
-_NAMED = ("data.root", "init_from", "prune.")  # free, but part of the name of a run
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 _LONGEST = 100  # file systems allow 255; the folders of a sweep append to it
 
@@ -98,12 +72,8 @@ def _config_name(location: str) -> str:
 
 def _is_named(key: str) -> bool:
     """Return whether an override of `key` is part of the name of the run folder."""
-    return key.startswith(_NAMED) or not (key in REPORTED_KEYS or is_free(key))
-
-
-def is_free(key: str) -> bool:
-    """Return whether `key`, or the section that contains it, is in FREE_KEYS."""
-    return key in FREE_KEYS or f"{key.partition('.')[0]}." in FREE_KEYS
+    entry = entry_named(key)
+    return entry is None or entry.on_resume in ("fixed", "at_start")
 
 
 def _readable(value: str) -> str:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.table import entry_named
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
@@ -57,17 +58,8 @@ from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, shard_tree, u
 _logger = logging.getLogger(__name__)
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-# Sections that do not change a trained model.
-_MAY_DIFFER = ("data", "eval", "calibration", "metrics", "report", "serve", "mesh")
-# Keys of these sections that only a training or a fit reads.
-_WITHOUT_EFFECT = (
-    "data.difficult_train",
-    "data.known_positives",
-    "eval.every_epochs",
-    "eval.select_on",
-    "eval.select_metric",
-    "calibration.method",
-)
+# The stages that a trained model may still run.
+_STAGES = ("data", "image", "score", "measure", "report", "serve")
 
 
 @dataclass(frozen=True)
@@ -232,13 +224,12 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
-    for key, _ in overrides:
-        if key.partition(".")[0] not in _MAY_DIFFER:
-            raise UserError(
-                f"--config.{key} cannot differ from the trained run's; keys under {', '.join(_MAY_DIFFER)} can"
-            )
-        if key in _WITHOUT_EFFECT:
-            raise UserError(f"--config.{key} has no effect on a trained model; leave it out")
+    keys = [key for key, _ in overrides]
+    for key in keys:
+        if (entry := entry_named(key)) and "model" in entry.stages:
+            raise UserError(f"--config.{key} cannot differ from the trained run's; leave it out")
+    for key in configuration.find_unread(keys, _STAGES):
+        raise UserError(f"--config.{key} has no effect on a trained model; leave it out")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     space = read_label_space(folder)

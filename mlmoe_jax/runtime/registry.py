@@ -2,12 +2,33 @@
 
 import difflib
 import importlib
-from collections.abc import Container, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from mlmoe_jax.errors import UserError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Component:
+    """An entry of a registry: the place of an object, and the config keys that it reads.
+
+    Attributes:
+      place: "package.module:attribute".
+      doc: one sentence that describes the entry, if it has a config section of its own; otherwise "".
+      keys: name -> key or section of the config, see `runtime.keys`. They are known without importing the object.
+    """
+
+    place: str
+    doc: str = ""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+def component(place: str, doc: str = "", /, **keys: Any) -> Component:
+    """Return an entry with config keys: its place, its sentence, and name -> key or section."""
+    return Component(place, doc, keys)
 
 
 class Registry(Generic[T]):
@@ -21,18 +42,23 @@ class Registry(Generic[T]):
 
     Args:
       kind: what an entry is, for error messages, such as "loss".
-      entries: name -> "package.module:attribute". The dict is not copied, so entries that are added later are included.
-        An entry `FAMILY:NAME` stands for all names that begin with `FAMILY:`.
+      entries: name -> "package.module:attribute", or a `Component` with config keys. The dict is not copied, so entries
+        that are added later are included. An entry `FAMILY:NAME` stands for all names that begin with `FAMILY:`.
     """
 
-    def __init__(self, kind: str, entries: dict[str, str]):
+    def __init__(self, kind: str, entries: Mapping[str, str | Component]):
         self.kind, self.entries = kind, entries
+
+    def component(self, name: str) -> Component:
+        """Return the entry `name`, without importing its object; UserError as in `__getitem__`."""
+        if name not in self:
+            raise UserError(f"there is no {self.kind} '{name}'{suggestion(name, self.entries)}")
+        entry = self.entries[_entry(name, self.entries)]
+        return entry if isinstance(entry, Component) else Component(entry)
 
     def __getitem__(self, name: str) -> T:
         """Import and return the object `name`; UserError with the nearest known name if there is no such entry."""
-        if name not in self:
-            raise UserError(f"there is no {self.kind} '{name}'{suggestion(name, self.entries)}")
-        module, _, attribute = self.entries[_entry(name, self.entries)].partition(":")
+        module, _, attribute = self.component(name).place.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:

@@ -26,10 +26,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.models.partition import axis_names, label_axes
-from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.pretrained.load import LoadReport, map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft

@@ -11,9 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
-from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.pretrained.official import POSITION_TABLE
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status

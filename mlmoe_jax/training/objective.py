@@ -13,10 +13,10 @@ from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import losses
+from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.models.registries import LOSSES
 from mlmoe_jax.training.label_prior import read_prior
 
 StepMetrics = dict[str, jax.Array]

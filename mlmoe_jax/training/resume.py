@@ -9,10 +9,10 @@ import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.table import entry_named
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder, stored_config
-from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
 from mlmoe_jax.runs.starts import record_start
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
@@ -87,7 +87,7 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             "resume, or choose another --workdir, with --init-from to start from this run"
         )
-    if reported := [text for key, text in differences.items() if key in REPORTED_KEYS]:
+    if reported := [text for key, text in differences.items() if entry_named(key).on_resume == "reported"]:
         status(f"{'; '.join(reported)}: the results can differ from a run without this change")
     return config
 
@@ -106,7 +106,7 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
 
 def _forbidden(differences: Mapping[str, str]) -> list[str]:
     """Return the descriptions of the keys whose change prevents resuming. `differences` maps keys to descriptions."""
-    return [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]
+    return [text for key, text in differences.items() if entry_named(key).on_resume == "fixed"]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:

@@ -21,7 +21,9 @@ from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.inference.text_encoder import vectors_for
-from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
+from mlmoe_jax.models.adapters.catalog import prompts_class
+from mlmoe_jax.models.heads.catalog import head_class
+from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runs.image_record import ImageRecord, describe_leak, read_image_record
 from mlmoe_jax.runtime.progress import status

@@ -10,12 +10,21 @@ from helpers.documents import CONFIGS
 from helpers.refusals import Refusal, each
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config import apply_overrides, default_config, from_json, load_config, loading, parse_arg, validate
-from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.keys import AutoIntegerKey, ChoiceKey, NumberKey
+from mlmoe_jax.config import (
+    apply_overrides,
+    default_config,
+    from_json,
+    load_config,
+    loading,
+    parse_arg,
+    use_adapter,
+    validate,
+)
 from mlmoe_jax.config.loading import flatten
-from mlmoe_jax.data.sources.open import DATA_SETS
-from mlmoe_jax.models.registries import HEADS
+from mlmoe_jax.config.table import KEYS
+from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.runtime.keys import AutoIntegerKey, ChoiceKey, NumberKey
 
 
 # ------------------------------------------------------------------------------------------------- texts and files
@@ -80,8 +89,8 @@ TEXTS = [
     of_unknown("optm", "did you mean 'optim'?"),
     of_unknown("mesh.zzz", "there are fsdp, expert"),
     of_unknown("model.promts", "did you mean 'prompts'?"),
-    of_unknown("zzz", "there are seed, data, augment, "),
-    of_unknown("seed.first", "there are seed, data, augment, "),
+    of_unknown("zzz", "there are seed, init_from, trainable, data, augment, "),
+    of_unknown("seed.first", "there are seed, init_from, trainable, data, augment, "),
     of_keys("config key 'mesh' is a section with fsdp, expert; set one of them", ("mesh", "4")),
     of_keys("--config.seed is given twice", ("seed", "1"), ("train.epochs", "2"), ("seed", "1")),
     of_config("mien", "there is no config 'mien'; did you mean 'mine'?", "x = 1"),
@@ -146,6 +155,8 @@ def of_values(says: str, values: dict, reference: str = "") -> Refusal:
         config = load_config(reference, []) if reference else default_config()
         for key, value in values.items():
             *sections, leaf = key.split(".")
+            if sections[:-1] == ["model", "adapters"]:
+                use_adapter(config, sections[-1])
             functools.reduce(operator.getitem, sections, config)[leaf] = value
         validate(config)
 

@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from mlmoe_jax.apps.cli.reference import describe_config
@@ -13,16 +11,17 @@ from mlmoe_jax.config import (
     to_json,
     validate,
 )
-from mlmoe_jax.config.defaults import KEYS, SECTIONS
-from mlmoe_jax.config.keys import AutoIntegerKey, ChoiceKey
-from mlmoe_jax.data.sources.open import DATA_SETS
+from mlmoe_jax.config.table import KEYS
+from mlmoe_jax.data.sources.catalog import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS
 from mlmoe_jax.models.adapters.group_prompts import SIDES
 from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS
+from mlmoe_jax.models.heads.catalog import HEADS
 from mlmoe_jax.models.heads.dr_moe import ENTROPY
 from mlmoe_jax.models.heads.linear import POOLS
+from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.query_decoder import STYLES
-from mlmoe_jax.models.registries import HEADS, LOSSES
+from mlmoe_jax.runtime.keys import AutoIntegerKey
 
 
 def test_the_defaults_are_valid():
@@ -121,13 +120,3 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
 def test_keys_without_an_effect_are_named(key, settings, reason):
     config = apply_overrides(default_config(), [*settings.items()])
     assert find_unused(config, [key]) == ([f"{key} has no effect, because {reason}"] if reason else [])
-
-
-def test_the_settings_that_a_key_is_for_are_values_of_other_keys():
-    """`find_unused` reads them in the documentation of the key."""
-    choices = {name for key in KEYS.values() if isinstance(key, ChoiceKey) for name in key.choices}
-    known = choices | {f"{name.rpartition('.')[2]}={name_of}" for name, key in KEYS.items() for name_of in choices}
-    for name, entry in {**SECTIONS, **KEYS}.items():
-        if begin := re.match("(?:For|Except for) ([^:]+): ", entry.doc):
-            others = set(re.split(", | and ", begin[1])) - known
-            assert others <= {"labeling tools", "two sides"}, name

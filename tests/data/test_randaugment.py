@@ -5,7 +5,7 @@ import pytest
 from helpers.drawn_images import drawing
 from PIL import Image, ImageEnhance, ImageOps
 
-from mlmoe_jax.config.defaults import KEYS
+from mlmoe_jax.config.table import KEYS
 from mlmoe_jax.data.randaugment import (
     EITHER_WAY,
     OPERATIONS,

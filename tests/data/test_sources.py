@@ -10,7 +10,8 @@ from helpers.tables import listed, widths, write
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.pipeline import SkippedImages
-from mlmoe_jax.data.sources.open import DATA_SETS, count_labels, find_root, open_split, open_splits, original_name
+from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.data.sources.open import count_labels, find_root, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Published
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")

@@ -11,10 +11,10 @@ from flax import nnx
 from helpers.drawn import drawn
 
 from mlmoe_jax.config import default_config, from_json, load_config, set_key, to_json, use_adapter, validate
-from mlmoe_jax.config.defaults import adapter_section
+from mlmoe_jax.config.table import KEYS
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapter_merge import layer_weights, merge_adapters
-from mlmoe_jax.models.adapters.lora import LINEAR_LAYERS
+from mlmoe_jax.models.adapters.catalog import ADAPTERS, LINEAR_LAYERS, describe_adapters
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.catalog import entry
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -23,7 +23,6 @@ from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import LayerCall
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import named_variables
-from mlmoe_jax.models.registries import ADAPTERS, describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts
 
 TINY = {"width": 16, "depth": 2, "heads": 2, "patch": 8, "native": 16}
@@ -270,4 +269,4 @@ def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     use_adapter(config, "lora", alpha=1.0)
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
     assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
-    assert adapter_section("lora").entries["rank"].allowed == "an integer of at least 1 and at most 4,096"
+    assert KEYS["model.adapters.lora.rank"].allowed == "an integer of at least 1 and at most 4,096"

@@ -26,11 +26,11 @@ from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.heads.catalog import HEADS, head_class
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
-from mlmoe_jax.models.registries import HEADS, head_class
 from mlmoe_jax.runs.assemble import label_axes_for
 from mlmoe_jax.runtime.sharding import make_mesh
 
@@ -231,7 +231,7 @@ def test_entries_of_gates_have_names():
 
 
 def test_the_names_of_heads_are_available_without_jax():
-    code = "import sys; from mlmoe_jax.models.registries import HEADS; print(*HEADS, 'jax' in sys.modules)"
+    code = "import sys; from mlmoe_jax.models.heads.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [*HEADS, "False"]
 

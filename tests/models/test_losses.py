@@ -11,7 +11,7 @@ from helpers.paths import PARITY
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import experts, losses
-from mlmoe_jax.models.registries import LOSSES
+from mlmoe_jax.models.loss_catalog import LOSSES
 
 ARRAYS = np.load(PARITY / "losses.npz")
 CASES = json.loads((PARITY / "losses.json").read_text())["cases"]

@@ -11,8 +11,8 @@ from helpers.paths import PARITY
 
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
+from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.models.registries import LOSSES
 from mlmoe_jax.training.objective import Objective
 
 KINDS = [kind for kind in LOSSES if kind not in ("asymmetric", "bce", "focal", "softmax")]

@@ -12,10 +12,10 @@ from helpers.name_vectors import drawn_vectors
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL
-from mlmoe_jax.models.registries import head_class
 
 D, K, GROUPS, PER_GROUP, NAME_WIDTH = 16, 5, 2, 3, 7
 SHARED = {"routing.classifier": "shared", "routing.gate_share": "shared", "routing.task_experts": 0}

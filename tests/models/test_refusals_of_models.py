@@ -14,6 +14,7 @@ from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import missing_labels, rules
 from mlmoe_jax.models.adapter_merge import merge_adapters
+from mlmoe_jax.models.adapters.catalog import ADAPTERS
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
@@ -24,7 +25,6 @@ from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.outputs import Features, Prediction, Prompts
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import QueryDecoder
-from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.training.objective import Objective
 
 

@@ -18,11 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.config import default_config, load_config, use_adapter
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.adapters.catalog import ADAPTERS
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef, named_variables
-from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, peft_files, read_peft
 from mlmoe_jax.training.initialization import find_origin

@@ -2,8 +2,7 @@ import re
 
 import pytest
 
-from mlmoe_jax.config.defaults import KEYS, SECTIONS
-from mlmoe_jax.runs.naming import FREE_KEYS, REPORTED_KEYS, run_name
+from mlmoe_jax.runs.naming import run_name
 
 DINO = "configs/mlvpt_dinov2.py"
 
@@ -54,8 +53,3 @@ def test_different_commands_have_different_safe_names(tmp_path, monkeypatch):
     assert names == [run_name(reference, overrides) for reference, overrides in commands]
     assert names[1].startswith("own_csv,root=photos-")
     assert run_name("./mine/vpt.py") == run_name("mine/vpt.py") == names[-3]
-
-
-def test_the_keys_exist():
-    for key in (*FREE_KEYS, *REPORTED_KEYS):
-        assert key.removesuffix(".") in (SECTIONS if key.endswith(".") else KEYS)

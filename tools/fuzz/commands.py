@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
-from mlmoe_jax.config.defaults import KEYS
+from mlmoe_jax.config.table import KEYS
 from tools.fuzz.hostile import TEXTS, Case, damaged_json
 
 WORDS = (

@@ -18,6 +18,7 @@ from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
+from mlmoe_jax.runtime.keys import STAGES
 from mlmoe_jax.runtime.table import Outcome
 
 if TYPE_CHECKING:
@@ -30,19 +31,7 @@ if TYPE_CHECKING:
 KeyValues = list[tuple[str, str]]
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
-# Mode -> sections of the config that it does not read, except for the keys that _OF_IMAGES begin.
-_UNREAD = {
-    "train": ("pack", "prune"),
-    "prune": ("pack",),
-    "import": ("pack", "prune"),
-    "eval": ("report", "serve"),
-    "predict": ("data", "metrics", "report", "serve"),
-    "serve": ("data", "metrics", "report"),
-    "export": ("metrics", "report", "serve"),
-}
-_OF_IMAGES = tuple(
-    f"data.{name}" for name in ("image_size", "resize", "crop", "reduced", "truncated", "exif", "workers", "threads")
-)
+_RUN = tuple(set(STAGES) - {"pack", "prune", "encode"})  # the stages of a training, whose config later commands read
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,8 @@ class Command:
       example: the arguments of the example in the help text.
       needs: the names of the required flags, keys of `flags.FLAGS`.
       flags: the names of the optional flags, keys of `flags.FLAGS`.
-      takes_keys: whether the command accepts `--config.KEY=VALUE`.
+      stages: the stages that the command runs, names in `runtime.keys.STAGES`. It says which of the given config keys
+        none of them reads. () means that the command accepts no `--config.KEY=VALUE`.
       together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
       options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
     """
@@ -65,7 +55,7 @@ class Command:
     example: str
     needs: Sequence[str] = ()
     flags: Sequence[str] = ()
-    takes_keys: bool = True
+    stages: Sequence[str] = _RUN
     together: bool = False
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -87,17 +77,17 @@ def _command(name: str, sentence: str, example: str, **settings) -> Callable[[Ru
 
 
 # ------------------------------------------------------------------------------------------------- configs and folders
-def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
+def _load_config(reference: str, overrides: KeyValues, mode: str) -> ConfigDict:
     import mlmoe_jax.config as configuration
 
     config = configuration.load_config(reference, overrides)
     configuration.validate(config)
-    _warn_of_unused(config, overrides)
+    _warn_of_unused(config, overrides, mode)
     return config
 
 
-def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str = "") -> None:
-    """Log a warning about each key of the command line that has no effect in the config, or in a training of `mode`."""
+def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str) -> None:
+    """Log a warning about each key of the command line that has no effect in the config, or in `mode`."""
     import mlmoe_jax.config as configuration
 
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
@@ -106,10 +96,11 @@ def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str = "") ->
 
 
 def _warn_of_unread(overrides: KeyValues, mode: str) -> None:
-    """Log a warning about each key of the command line that `mode` never reads, see _UNREAD."""
-    for key, _ in overrides:
-        if key.partition(".")[0] in _UNREAD.get(mode, ()) and not key.startswith(_OF_IMAGES):
-            logging.getLogger(__name__).warning(f"{key} has no effect in --mode={mode}")
+    """Log a warning about each key of the command line that no stage of `mode` reads."""
+    from mlmoe_jax.config import find_unread
+
+    for key in find_unread([key for key, _ in overrides], COMMANDS[mode].stages):
+        logging.getLogger(__name__).warning(f"{key} has no effect in --mode={mode}")
 
 
 def _is_shared(location: str) -> bool:
@@ -206,6 +197,7 @@ def _train(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--config=e2vpt --workdir=runs/pruned",
     flags=("config", "workdir", "verbose", "init-from"),
     together=True,
+    stages=(*_RUN, "prune"),
 )
 def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
@@ -300,6 +292,7 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir",),
     flags=("verbose", "checkpoint"),
     together=True,
+    stages=("data", "image", "score", "measure"),
 )
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags.workdir)
@@ -318,6 +311,7 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     "fit the thresholds of a trained model to the scores of a split",
     "--workdir=runs/digits --config.thresholds.per=global",
     needs=("workdir",),
+    stages=("fit",),
 )
 def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
@@ -330,6 +324,7 @@ def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     "correct the scores of a trained model, fitted to a split, so that they are probabilities",
     "--workdir=runs/digits --config.calibration.method=temperature",
     needs=("workdir",),
+    stages=("calibrate",),
 )
 def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.calibrate import calibrate_run
@@ -343,7 +338,7 @@ def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--workdir=runs/digits",
     needs=("workdir",),
     flags=("against", "cost", "output"),
-    takes_keys=False,
+    stages=(),
     options={"output": {"help": "an .html file (default: report.html in the run folder)"}},
 )
 def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -360,7 +355,7 @@ def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--workdir=runs/first --workdir=runs/second",
     needs=("workdir",),
     flags=("split", "output"),
-    takes_keys=False,
+    stages=(),
     options={"workdir": {"action": "append"}, "output": {"help": "a .csv file"}},
 )
 def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -394,6 +389,7 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
             "predictions.csv, selected.csv with --select, .jsonl with --gates, or stdout with --json)"
         }
     },
+    stages=("image", "model", "score"),
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, FORMATS)
@@ -459,6 +455,7 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
     "--workdir=runs/digits --port=8000",
     needs=("workdir",),
     flags=("checkpoint", "host", "port"),
+    stages=("image", "score", "serve"),
 )
 def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps import serving
@@ -478,6 +475,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir", "output"),
     flags=("format", "images", "include-frozen", "calibration-images", "merge", "template", "checkpoint"),
     options={"output": {"help": "a .safetensors or .npz file, or a folder with --format"}},
+    stages=("data", "image", "score"),
 )
 def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, TARGETS)
@@ -505,7 +503,7 @@ def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--workdir=runs/digits --repo=ada/digits --license=apache-2.0",
     needs=("workdir", "repo"),
     flags=("revision", "private", "license", "output"),
-    takes_keys=False,
+    stages=(),
     options={"output": {"help": "a folder for the files to inspect them; nothing is uploaded"}},
 )
 def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -531,14 +529,18 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
             "choices": None,
         },
     },
+    stages=("encode",),
 )
 def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
+    from mlmoe_jax.config import apply_overrides, default_config, find_unread
+    from mlmoe_jax.config.table import keys_read
     from mlmoe_jax.data.labels.name_vectors import read_label_names, require_vectors_file
     from mlmoe_jax.inference.text_encoder import encode_names
 
-    weights = dict(overrides).pop("model.backbone.weights", "auto")
-    if other := [key for key, _ in overrides if key != "model.backbone.weights"]:
-        raise UserError(f"--config.{other[0]} has no effect on --mode=encode, which reads model.backbone.weights alone")
+    for key in find_unread([key for key, _ in overrides], ("encode",)):
+        known = ", ".join(keys_read("encode"))
+        raise UserError(f"--config.{key} has no effect on --mode=encode, which reads {known} alone")
+    weights = apply_overrides(default_config(), overrides).model.backbone.weights
     require_vectors_file(flags.output)
     labels = read_label_names(flags.names)
     cache_programs()
@@ -560,7 +562,7 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
         raise UserError("--audit takes all images; leave --sample out")
     if flags.output and not flags.audit:
         raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
-    config = _load_config(flags.config, overrides)
+    config = _load_config(flags.config, overrides, flags.mode)
     if flags.audit:
         from mlmoe_jax.apps.audit.suggestions import audit_data
 
@@ -582,16 +584,22 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
             "help": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}"
         }
     },
+    stages=("data", "image", "pack"),
 )
 def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, FORMATS)
-    if flags.format and (key := next((key for key, _ in overrides if key.startswith("pack.")), "")):
-        raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
-    config = _load_config(flags.config, overrides)
-    from mlmoe_jax.apps.tools.label_files import write_labels
-    from mlmoe_jax.apps.tools.pack import pack
+    config = _load_config(flags.config, overrides, flags.mode)
+    if not flags.format:
+        from mlmoe_jax.apps.tools.pack import pack
 
-    return write_labels(config, flags.format, flags.output) if flags.format else pack(config, flags.output)
+        return pack(config, flags.output)
+    from mlmoe_jax.apps.tools.label_files import write_labels
+    from mlmoe_jax.config import find_unread
+
+    # Labels are written as a training reads them.
+    for key in find_unread([key for key, _ in overrides], ("data", "image", "train")):
+        raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
+    return write_labels(config, flags.format, flags.output)
 
 
 @_command(
@@ -600,9 +608,10 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--config=own_csv:root=photos --output=features",
     needs=("config", "output"),
     options={"output": {"help": "a folder"}},
+    stages=("data", "image", "model", "score"),
 )
 def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
-    config = _load_config(flags.config, overrides)
+    config = _load_config(flags.config, overrides, flags.mode)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
     cache_programs()
@@ -622,7 +631,7 @@ def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.config import split_references
 
     references = split_references(flags.configs) if flags.configs else [flags.config]
-    costs = {reference: count_cost(_load_config(reference, overrides)) for reference in references}
+    costs = {reference: count_cost(_load_config(reference, overrides, flags.mode)) for reference in references}
     return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 
 
@@ -634,7 +643,7 @@ def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     flags=("topology", "find-batch", "labels", "quick"),
 )
 def _compile(flags: Namespace, overrides: KeyValues) -> Outcome:
-    config = _load_config(flags.config, overrides)
+    config = _load_config(flags.config, overrides, flags.mode)
     from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 
     options = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}

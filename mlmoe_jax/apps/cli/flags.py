@@ -161,7 +161,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
     """
     words = _put_mode_first(arguments)
     plain, overrides = words, []
-    if words[0] not in COMMANDS or COMMANDS[words[0]].takes_keys:
+    if words[0] not in COMMANDS or COMMANDS[words[0]].stages:
         plain, overrides = _split_overrides(words)
     _require_once(words)
     _require_known(plain)

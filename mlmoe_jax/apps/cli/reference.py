@@ -4,20 +4,12 @@
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from mlmoe_jax.config.defaults import (
-    ADAPTERS_SECTION,
-    CONFIG,
-    SECTIONS,
-    adapter_section,
-    key_named,
-    section_named,
-    why_unknown,
-)
-from mlmoe_jax.config.keys import ChoiceKey, ConfigSection, Key, TextKey
+from mlmoe_jax.config.defaults import why_unknown
+from mlmoe_jax.config.table import CONFIG, SECTIONS, key_named, section_named
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.registries import ADAPTERS
+from mlmoe_jax.runtime.keys import ChoiceKey, ConfigSection, Key, Others, TextKey, format_value
 
 ROOT = "config"  # the name of the whole table
 _WIDTH = 100
@@ -29,9 +21,9 @@ _INTRODUCTION = """\
 file. Values of a list are separated by commas, or written as a Python tuple.
 `--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
 
-Each key has its default and unit, and in parentheses what it takes. Unless a limit is given, integers are at most
-1,000,000 and other numbers at most 1,000,000,000. Rules are ordered (regex, value) pairs over
-[parameter paths](architecture.md#parameter-paths).
+Each key has its default and unit, and in parentheses what it takes and the settings that it is for. Unless a limit is
+given, integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules are ordered (regex, value) pairs
+over [parameter paths](architecture.md#parameter-paths).
 """
 
 
@@ -48,8 +40,9 @@ def _list_key(name: str, key: Key) -> Iterator[str]:
     if key.unit:
         written += f" {key.unit}"
     notes = [] if default else ["empty"]
-    if not choices and type(key) is not TextKey:
+    if not choices and key.allowed != TextKey.allowed:
         notes.append(key.allowed)
+    notes += _list_conditions(name, key)
     if notes:
         written += f" ({'; '.join(notes)})"
     yield f"* {written}: {key.doc}"
@@ -74,14 +67,29 @@ def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
         yield from _list_key(f"{prefix}NAME", section.further)
 
 
-def _all_sections() -> dict[str, ConfigSection]:
-    """Return dotted name -> section. The section of each adapter follows the section `ADAPTERS_SECTION`."""
-    sections = {}
-    for name, section in SECTIONS.items():
-        sections[name] = section
-        if name == ADAPTERS_SECTION:
-            sections |= {f"{name}.{adapter}": adapter_section(adapter) for adapter in ADAPTERS}
-    return sections
+def _list_conditions(name: str, entry: Key | ConfigSection) -> Iterator[str]:
+    """Yield the conditions under which a key or section has an effect, without inherited ones.
+
+    Args:
+      name: the dotted name of the entry.
+      entry: the entry.
+    """
+    place = name.rpartition(".")[0]
+    inherited = section_named(place).only_if
+    for key, values in entry.only_if.items():
+        if inherited.get(key) == values:
+            continue
+        short = key.removeprefix(f"{place}.") if place else key
+        if values == Others(("",)):
+            yield f"if {short} is set"
+        elif isinstance(values, Others):
+            yield f"unless {short} is {_join(values.values)}"
+        else:
+            yield f"for {short}={_join(values)}"
+
+
+def _join(values: Iterable) -> str:
+    return ", ".join(map(format_value, values))
 
 
 # ------------------------------------------------------------------------------------------------------------ the help
@@ -103,11 +111,17 @@ def describe_config(topic: str) -> str:
     return _plain(_list_key(topic, key))
 
 
+def _sentence(name: str, section: ConfigSection) -> str:
+    """Return the sentence of a section, with the settings that it is for."""
+    conditions = list(_list_conditions(name, section)) if name else []
+    return f"{section.doc.removesuffix('.')} ({'; '.join(conditions)})." if conditions else section.doc
+
+
 def _describe_section(name: str, section: ConfigSection) -> str:
     prefix = f"{name}." if name else ""
     inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, ConfigSection)}
-    listed = [f"* {prefix}{last}: {entry.doc}" for last, entry in inside.items()]
-    parts = ([f"{name or ROOT}: {section.doc}"], _list_keys(name, section), listed)
+    listed = [f"* {prefix}{last}: {_sentence(f'{prefix}{last}', entry)}" for last, entry in inside.items()]
+    parts = ([f"{name or ROOT}: {_sentence(name, section)}"], _list_keys(name, section), listed)
     return "\n\n".join(filter(None, map(_plain, parts)))
 
 
@@ -132,9 +146,9 @@ def _plain(lines: Iterator[str] | list[str]) -> str:
 def reference_page() -> str:
     """Return the text of docs/configuration.md."""
     lines = [_INTRODUCTION, *_list_keys("", CONFIG), ""]
-    for name, section in _all_sections().items():
+    for name, section in SECTIONS.items():
         keys = list(_list_keys(name, section))
-        lines += [f"## {name}", "", section.doc, "", *keys, *([""] if keys else [])]
+        lines += [f"## {name}", "", _sentence(name, section), "", *keys, *([""] if keys else [])]
     return "\n".join(lines)
 
 

@@ -7,18 +7,20 @@ import runpy
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.merge import merge_run
 from mlmoe_jax.apps.export.program import require_equal, scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images, parts
 from mlmoe_jax.apps.export.targets import ALWAYS, OFFICIAL, TARGETS, TEMPLATES, Export, ExportTarget
-from mlmoe_jax.config import flatten
+from mlmoe_jax.config import portable
+from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
@@ -36,7 +38,6 @@ ExportedProgram = Callable[[np.ndarray], np.ndarray]  # images u8[B,H,W,3] -> pr
 _SIMILAR = 0.99
 _IMAGES = 250  # the default number of images of a calibrated program
 _GUARD = '\n\nif __name__ == "__main__":'
-_PREPROCESS = ("resize", "crop_fraction", "exif", "reduced_decoding")  # keys of config.data
 _README = """# An exported multi-label image classifier
 
 {name}, exported from a run of mlmoe_jax {version}. It takes `image`, uint8 [B,{size},{size},3] in RGB with any number
@@ -223,14 +224,9 @@ def loader(target: ExportTarget) -> str:
 
 # ------------------------------------------------------------------------------------------------------ description
 def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
-    """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config.
-
-    Local paths in the model section are shortened to file names.
-    """
+    """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config."""
     run, size = predictor.run, predictor.run.preprocess.image_size
-    model = run.config.model.copy_and_resolve_references()
-    texts = {key: value for key, value in flatten(model).items() if isinstance(value, str)}
-    model.update_from_flattened_dict({key: PurePath(text).name for key, text in texts.items() if "/" in text})
+    config = portable(run.config)
     return {
         "format": kind,
         "made_with": {"mlmoe_jax": __version__, "jax": jax.__version__},
@@ -240,14 +236,20 @@ def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
         "thresholds": predictor.thresholds.tolist(),
         "calibrated_on": run.scores.calibration.fitted_on or None,
         "preprocess": {
+            **describe_images(config),
             "image_size": size,
             "mean": list(run.preprocess.mean),
             "std": list(run.preprocess.std),
-            **{key: run.config.data[key] for key in _PREPROCESS},
         },
         "trained": {"step": run.step, "kind": run.notes.get("kind", "selected")},
-        "model": model.to_dict(),
+        "model": config.model.to_dict(),
     }
+
+
+def describe_images(config: ConfigDict) -> dict[str, Any]:
+    """Return the values of `config.data` that say how an image file becomes the input of the model."""
+    names = [key.removeprefix("data.") for key in keys_read("image") if KEYS[key].on_resume != "free"]
+    return {name: config.data[name] for name in names}
 
 
 def readme(description: dict[str, Any], target: ExportTarget) -> str:

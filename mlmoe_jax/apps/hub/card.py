@@ -19,8 +19,8 @@ from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results
+from mlmoe_jax.models.adapters.catalog import active_adapters, describe_adapters
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.registries import active_adapters, describe_adapters
 from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runtime.text import percent

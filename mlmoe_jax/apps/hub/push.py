@@ -10,10 +10,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
 from mlmoe_jax.apps.hub.card import write_card
-from mlmoe_jax.config import default_config, flatten
+from mlmoe_jax.config import portable
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
 from mlmoe_jax.pretrained import hub
@@ -25,12 +23,6 @@ from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import atomic_folder, edit_note, require_new
 from mlmoe_jax.runtime.table import Outcome
-
-# Keys with local paths, except the weights of the backbone, whose file name is shared.
-_PLACES = (
-    *("data.root", "data.table", "data.images", "data.classes", "data.corrections", "data.tree"),
-    *("model.head.graph.word_vectors", "model.head.names", "init_from"),
-)
 
 
 def push(
@@ -96,7 +88,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     results = {split: replace(entry, scores="") for split, entry in read_split_results(folder).items()}
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))
-    thresholds, shared = read_thresholds(folder), _portable(config)
+    thresholds, shared = read_thresholds(folder), portable(config)
     write_adapter(target, restored.selected, restored.notes)
     preprocess = read_preprocess(folder, config.data.image_size)
     write_run_metadata(target, shared, space, preprocess, parts)
@@ -106,15 +98,3 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     card = write_card(folder, target, address, shared, space, license_name)
     target.write_text(CARD, card)
     return restored.step < restored.newest
-
-
-def _portable(config: ConfigDict) -> ConfigDict:
-    """Return a copy of a config without local paths. The sections mesh, log and serve get their default values."""
-    shared, default = config.copy_and_resolve_references(), default_config()
-    shared.mesh, shared.log, shared.serve = default.mesh, default.log, default.serve
-    shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})
-    if shared.model.prompts.groups not in ("computed", "published"):
-        shared.model.prompts.groups = "computed"  # the label space has the groups
-    shared.model.backbone.weights = Path(shared.model.backbone.weights).name
-    shared.data.known_positives = Path(shared.data.known_positives).name  # perhaps a list
-    return shared

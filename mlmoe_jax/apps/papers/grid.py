@@ -17,7 +17,6 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.config import keys
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import DONE, USER_ERROR, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
@@ -26,6 +25,7 @@ from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.keys import format_value
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import train
@@ -137,7 +137,7 @@ def short_name(key: str, config: ConfigDict) -> str:
 
 def value_text(value: Any) -> str:
     """Return a value as text for the flag `--sweep`. Tuples get brackets, because commas separate the swept values."""
-    return str(value) if isinstance(value, tuple) else keys.format_value(value)
+    return str(value) if isinstance(value, tuple) else format_value(value)
 
 
 def point_name(values: dict[str, Any], config: ConfigDict) -> str:

@@ -17,7 +17,7 @@ from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
-from mlmoe_jax.models.registries import describe_adapters
+from mlmoe_jax.models.adapters.catalog import describe_adapters
 from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity

@@ -15,8 +15,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step
 from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.models.registries import head_class
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import shard_batch

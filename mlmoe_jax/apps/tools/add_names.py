@@ -11,9 +11,10 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.text_encoder import vectors_for
+from mlmoe_jax.models.adapters.catalog import prompts_class
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import label_axes
-from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
 from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.training.initialization import OtherRun

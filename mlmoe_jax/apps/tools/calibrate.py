@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlmoe_jax.apps.tools.fit_thresholds import changing_thresholds, fit_table, open_split_to_fit
+from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import read_scores, require_split
@@ -14,9 +15,6 @@ from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thres
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity
-
-_KEYS = ("calibration.method", "thresholds.split")
-_FIT_KEYS = ("per", "goal", "precision", "miss_rate")  # of config.thresholds, in `Thresholds.source`
 
 
 def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
@@ -27,7 +25,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
 
     Args:
       folder: the run folder.
-      overrides: pairs of config key and text, for keys in _KEYS.
+      overrides: pairs of config key and text, for keys of the stage `calibrate`.
 
     Returns:
       A table to print, with the calibration metrics before and after the fit.
@@ -37,11 +35,14 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
         has too few images.
     """
     with changing_thresholds(folder):
-        config, table, names = open_split_to_fit(folder, overrides, _KEYS)
+        config, table, names = open_split_to_fit(folder, overrides, "calibrate")
         stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
         calibrated = replace(stored, calibration=fit_calibration(table, names, config))
         if stored.source:
-            config.thresholds.update({key: stored.source[key] for key in _FIT_KEYS if key in stored.source})
+            goal = {key: key.rpartition(".")[2] for key in keys_read("fit")}
+            config.update_from_flattened_dict(
+                {key: stored.source[name] for key, name in goal.items() if name in stored.source}
+            )
             fitted_on = require_split(folder, read_scores(folder), stored.source["split"])
             calibrated = fit_thresholds(fitted_on, names, config, calibrated)
             status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")

@@ -14,7 +14,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import warn_unused
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
-from mlmoe_jax.models.registries import describe_adapters
+from mlmoe_jax.models.adapters.catalog import describe_adapters
 from mlmoe_jax.runtime.storage import Folder, atomic_file
 from mlmoe_jax.runtime.table import Outcome
 

@@ -11,6 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.results import (
@@ -30,7 +31,6 @@ from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
-_KEYS = tuple(f"thresholds.{name}" for name in ("split", "per", "goal", "precision", "miss_rate"))
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
@@ -41,7 +41,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 
     Args:
       folder: the run folder.
-      overrides: pairs of config key and text, for keys in _KEYS. If either `thresholds.precision` or
+      overrides: pairs of config key and text, for keys of the stage `fit`. If either `thresholds.precision` or
         `thresholds.miss_rate` is given and `thresholds.goal` is not, the given key is also the goal.
 
     Returns:
@@ -56,7 +56,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     if "goal" not in keys and len(levels) == 1:
         overrides = [*overrides, ("thresholds.goal", *levels)]
     with changing_thresholds(folder):
-        config, table, names = open_split_to_fit(folder, overrides, _KEYS)
+        config, table, names = open_split_to_fit(folder, overrides, "fit")
         thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
@@ -80,24 +80,23 @@ def changing_thresholds(folder: RunFolder) -> Iterator[None]:
 
 
 def open_split_to_fit(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]], used: Sequence[str]
+    folder: RunFolder, overrides: Sequence[tuple[str, str]], stage: str
 ) -> tuple[ConfigDict, SplitScores, tuple[str, ...]]:
     """Return the config of a run with `overrides`, the stored scores of the split to fit on, and the label names.
 
     Args:
       folder: the run folder.
       overrides: pairs of config key and text.
-      used: the keys that have an effect.
+      stage: the stage of the fit, `fit` or `calibrate`.
 
     Raises:
-      UserError: a key of `overrides` is not one of `used`, the split to fit on is one of the test splits whose metrics
-        the run reports, or it has no stored scores.
+      UserError: the stage does not read a key of `overrides`, the split to fit on is a test split whose metrics the run
+        reports, or it has no stored scores.
     """
     folder.require(CONFIG)
     config = read_config(folder)
-    for key, _ in overrides:
-        if key not in used:
-            raise UserError(f"--config.{key} cannot be set here; only {', '.join(used)} can")
+    for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
+        raise UserError(f"--config.{key} cannot be set here; only {', '.join(keys_read(stage))} can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     for message in configuration.find_unused(config, [key for key, _ in overrides]):

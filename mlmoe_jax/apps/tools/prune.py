@@ -31,9 +31,9 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 
 from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.config.keys import ChoiceKey
 from mlmoe_jax.config.loading import choice, parse_arg
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.keys import ChoiceKey
 
 # ----------------------------------------------------------------------------------------------------------- data sets
 # Train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA. The

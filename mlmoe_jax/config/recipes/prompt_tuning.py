@@ -9,9 +9,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import adapter_section, use_adapter
+from mlmoe_jax.config.defaults import use_adapter
 from mlmoe_jax.config.loading import choice
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
+from mlmoe_jax.models.adapters.catalog import ADAPTERS
 
 ML_VPT_PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
@@ -78,7 +79,7 @@ def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
       name: name of the adapter.
       digits_rate: learning rate on `digits`.
     """
-    own = {setting: key.default for setting, key in adapter_section(name).entries.items()}
+    own = {setting: key.default for setting, key in ADAPTERS.component(name).keys.items()}
     config, options = prompt_tuning_config(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
     settings = {key: options[key] for key in own}
     if "targets" in own:

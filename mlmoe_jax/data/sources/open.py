@@ -1,4 +1,4 @@
-"""Open splits of any data set by its name. A new data set needs one file and one line in `DATA_SETS`."""
+"""Open splits of any data set by its name."""
 
 from __future__ import annotations
 
@@ -11,38 +11,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import has_positive
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
-from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.source import DataSource, difficult_treatment, require_known_split
+from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.data.sources.source import difficult_treatment, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import abbreviate, quantity
-
-# name -> source; the names are the choices of the config key data.name.
-DATA_SETS: Registry[DataSource] = Registry(
-    "data set",
-    {
-        "digits": "mlmoe_jax.data.sources.digits:SCENES_SOURCE",
-        "digits_single": "mlmoe_jax.data.sources.digits:SINGLES_SOURCE",
-        "synthetic": "mlmoe_jax.data.sources.synthetic:SYNTHETIC",
-        "voc2007": "mlmoe_jax.data.sources.voc:VOC2007",
-        "voc2012": "mlmoe_jax.data.sources.voc:VOC2012",
-        "coco2014": "mlmoe_jax.data.sources.coco:COCO2014",
-        "nuswide": "mlmoe_jax.data.sources.nuswide:NUSWIDE",
-        "vg256": "mlmoe_jax.data.sources.visual_genome:VG256",
-        "vg500": "mlmoe_jax.data.sources.visual_genome:VG500",
-        "chestxray14": "mlmoe_jax.data.sources.chest:CHESTXRAY14",
-        "chexpert": "mlmoe_jax.data.sources.chest:CHEXPERT",
-        "csv": "mlmoe_jax.data.sources.tables:CSV",
-        "jsonl": "mlmoe_jax.data.sources.tables:JSONL",
-        "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
-        "coco_json": "mlmoe_jax.data.sources.coco:COCO_JSON",
-        **dict.fromkeys(FORMATS, "mlmoe_jax.data.sources.own_images:LABELING_TOOL"),
-        "packed": "mlmoe_jax.data.sources.packed:PACKED_DATA",
-        "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
-    },
-)
 
 
 def find_root(data_config: ConfigDict) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
+from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.deltas import Deltas, LayerCall, layer_path
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.layers.transformer import BRANCH, MLP
@@ -26,13 +25,6 @@ class AdaptFormer(Adapter):
     as in the authors' code, and d, U and u with zeros, so that the features do not change at first. The paths begin
     with `adapters/adaptformer/`.
     """
-
-    settings: ClassVar = {
-        "bottleneck": Setting(64, "Width of the bottleneck.", least=1, most=4_096),
-        "scale": Setting(0.1, "The output of the bottleneck is multiplied by it."),
-        "dropout": Setting(0.1, "Dropout rate of the entries after the ReLU.", least=0, most=1),
-        "input": Setting("normed", f"What the bottleneck reads, {' (the paper) or '.join(INPUTS)} (the code)."),
-    }
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         depth = shape.depth
@@ -69,9 +61,3 @@ class AdaptFormer(Adapter):
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
         return f"AdaptFormer (bottleneck {settings.bottleneck})"
-
-    @classmethod
-    def mistakes(cls, settings: ConfigDict) -> list[str]:
-        if settings.input in INPUTS:
-            return []
-        return [f"model.adapters.adaptformer.input must be {' or '.join(INPUTS)}"]

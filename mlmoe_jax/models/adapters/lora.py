@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,12 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
+from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall, layer_path
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.params import named_variables
 
 Dropout = Callable[[jax.Array], jax.Array]
-LINEAR_LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
 
 
 class LoRA(Adapter):
@@ -32,14 +30,6 @@ class LoRA(Adapter):
     not change at first (LoRA, sec. 4.1). The paths of both begin with `adapters/lora/LAYER/`. With `rank_stabilized`,
     the factor is alpha / √rank, with which outputs and gradients keep their size for large ranks (rsLoRA, sec. 3).
     """
-
-    settings: ClassVar = {
-        "rank": Setting(8, "Rank of the update.", least=1, most=4_096),
-        "alpha": Setting(8.0, "The update is multiplied by alpha / rank.", least=0),
-        "rank_stabilized": Setting(False, "Multiply the update by alpha / √rank instead (rsLoRA)."),
-        "targets": Setting(("query", "value"), f"Updated layers: any of {', '.join(LINEAR_LAYERS)}."),
-        "dropout": Setting(0.0, "Dropout rate of the entries of an update's input.", least=0, most=1),
-    }
 
     merges = True
 
@@ -87,13 +77,6 @@ class LoRA(Adapter):
     def describe(cls, settings: ConfigDict) -> str:
         name = "rsLoRA" if settings.rank_stabilized else "LoRA"
         return f"{cls.__name__ if cls is not LoRA else name} (rank {settings.rank}; {', '.join(settings.targets)})"
-
-    @classmethod
-    def mistakes(cls, settings: ConfigDict) -> list[str]:
-        targets = tuple(settings.targets)
-        if targets and set(targets) <= set(LINEAR_LAYERS) and len(set(targets)) == len(targets):
-            return []
-        return [f"model.adapters.{cls.key()}.targets must be one or more of {', '.join(LINEAR_LAYERS)}, each once"]
 
 
 class LowRank(nnx.Module):

@@ -13,24 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer, Setting
+from mlmoe_jax.models.adapters.catalog import ALL, TUNED_LAYERS
+from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import Deltas, LayerCall
 from mlmoe_jax.models.layers.initializers import Dtype
-
-ALL = "all"
-# Of all ViTs; `norm_pre` is the norm of CLIP before the first block.
-TUNED_LAYERS = (
-    *("patch_embed", "norm_pre", "norm1", "query", "key", "value", "output"),
-    *("norm2", "fc1", "fc2", "norm"),
-)
 
 
 class _Vectors(Adapter):
     """The base class of adapters that learn vectors: f32[L, outputs] per layer in blocks, f32[1, outputs] outside."""
 
-    settings: ClassVar = {
-        "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(TUNED_LAYERS)}."),
-    }
     vectors: ClassVar[type[nnx.Module]]
     """The module with the vectors f32[size] of a layer, (size, rngs) -> ((index of its path, LayerCall) -> delta)."""
     merges = True
@@ -54,15 +45,6 @@ class _Vectors(Adapter):
     def describe(cls, settings: ConfigDict) -> str:
         names = "" if ALL in settings.targets else f" ({', '.join(settings.targets)})"
         return f"{cls.__name__}{names}"
-
-    @classmethod
-    def mistakes(cls, settings: ConfigDict) -> list[str]:
-        targets = tuple(settings.targets)
-        if targets == (ALL,) or (targets and set(targets) <= set(TUNED_LAYERS) and len(set(targets)) == len(targets)):
-            return []
-        return [
-            f"model.adapters.{cls.key()}.targets must be {ALL}, or one or more of {', '.join(TUNED_LAYERS)}, each once"
-        ]
 
     def tunes(self, layer: Layer) -> bool:
         """Return whether a layer of the backbone can be tuned."""

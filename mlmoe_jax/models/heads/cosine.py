@@ -36,7 +36,7 @@ class CosineHead(Head):
 
     read = (CLS,)
     by_label = True
-    reads_names = starts_from_names = True
+    starts_from_names = True
 
     def __init__(self, width: int, labels: int, vectors: NameVectors | None = None, *, rngs: nnx.Rngs):
         self.projection = _projection(vectors, rngs) if vectors is not None else None

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, side_groups
 from mlmoe_jax.models.experts import Gates, LabelExperts, gate_entropy, mix_experts
 from mlmoe_jax.models.heads.linear import LabelClassifier
@@ -31,7 +32,6 @@ from mlmoe_jax.models.heads.query import DecoderHead, pooled_channels
 from mlmoe_jax.models.layers.initializers import Constant, Dtype
 from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
-from mlmoe_jax.models.registries import prompts_class
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
@@ -158,7 +158,7 @@ class RoutedExpertsHead(DecoderHead):
       rngs: for the weights.
     """
 
-    by_label = uses_groups = reads_names = True
+    by_label = uses_groups = True
 
     def __init__(
         self,

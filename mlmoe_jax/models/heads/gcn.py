@@ -52,7 +52,7 @@ class MLGCNHead(Head):
 
     read = (PATCHES,)
     by_label = False  # labels interact, so they are replicated
-    needs_vectors = reads_names = True
+    needs_vectors = True
 
     def __init__(
         self,

@@ -134,8 +134,6 @@ class QueryHead(DecoderHead):
       rngs: for the weights.
     """
 
-    reads_names = True
-
     def __init__(
         self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", pooled: int = 0, rngs: nnx.Rngs
     ):

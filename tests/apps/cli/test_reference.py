@@ -6,9 +6,9 @@ from helpers.commands import succeeded
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli.reference import describe_config, reference_page
-from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
-from mlmoe_jax.config.keys import ChoiceKey, IntegerKey, Key, NumberKey
+from mlmoe_jax.config.table import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.main import main
+from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, Key, NumberKey
 
 
 # -------------------------------------------------------------------------------------------------------- the table
@@ -40,7 +40,9 @@ def test_help_of_a_key():
     assert describe_config("optim.learning_rate") == (
         f"optim.learning_rate=0.001 (a number above 0): {KEYS['optim.learning_rate'].doc}"
     )
-    assert describe_config("train.log_every").startswith("train.log_every=20 steps (an integer above 0): ")
+    assert describe_config("train.log_every").startswith(
+        "train.log_every=20 steps (an integer above 0; for fit=steps): "
+    )
 
 
 def test_help_of_a_section(capsys):

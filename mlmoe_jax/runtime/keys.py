@@ -1,6 +1,8 @@
-"""The types of config keys: how each type parses a value, and which values it allows.
+"""The types of config keys: how each type parses a value, which values it allows, and what a key means.
 
-The tables in `config.tables` consist of these keys. Defaults, validation, help and the reference page come from them.
+A key is declared once, beside the part of the program that reads it. Defaults, validation, help, the reference page,
+warnings about keys without an effect, names of run folders, resuming, and what a shared model keeps follow from its
+declaration. `config/table.py` lists the sections.
 """
 
 from __future__ import annotations
@@ -9,22 +11,94 @@ import abc
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 from mlmoe_jax.runtime.registry import Registry, nearest
 
+# The stages of the program that read keys. A command runs some of them, see `apps.cli.commands.Command.stages`.
+STAGES = {
+    "data": "opens a data set",
+    "image": "reads and prepares an image",
+    "model": "builds the model; a trained model keeps the key",
+    "train": "trains",
+    "score": "computes and reports scores",
+    "measure": "computes metrics",
+    "fit": "fits thresholds",
+    "calibrate": "fits the calibration",
+    "report": "draws sample images",
+    "serve": "serves a model",
+    "pack": "writes a data set",
+    "prune": "prunes prompts",
+    "encode": "encodes label names",
+}
+# What happens if a key has changed when a run resumes.
+ON_RESUME = {
+    "fixed": "the run does not resume, since its results would differ",
+    "reported": "the run resumes with a message, since its results can differ slightly",
+    "free": "the run resumes, since its results do not depend on the key",
+    "at_start": "the run resumes, since only its start reads the key, which is a part of its name",
+}
+# What a shared model keeps of a value.
+SHARED = {"value": "the value", "name": "the last part of a path", "default": "nothing"}
+
 
 @dataclass(frozen=True)
-class Key(abc.ABC):
-    """A key of the config: its type, its allowed values and its default.
+class Others:
+    """The values of a key other than `values`, for a condition of `only_if`."""
+
+    values: tuple[Any, ...]
+
+    def __contains__(self, value: Any) -> bool:
+        return value not in self.values
+
+
+def others(*values: Any) -> Others:
+    """Return a condition that holds for all values of a key but `values`."""
+    return Others(values)
+
+
+Conditions = Mapping[str, Collection[Any] | Others]
+BY_STEPS: Conditions = {"train.fit": ("steps",)}  # of keys that a fit to convergence does not read
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a key or a section is for. A key inherits what it does not give from the sections around it.
+
+    Attributes:
+      only_if: key -> values, the settings without which the key has no effect. A name without a dot is a key in the
+        same section. The conditions of the sections around a key apply as well.
+      stages: the stages that read the key, names in STAGES; () inherits.
+      on_resume: a name in ON_RESUME; "" inherits. The whole config has "fixed".
+      shared: a name in SHARED; "" inherits. The whole config has "value".
+    """
+
+    _: KW_ONLY
+    only_if: Conditions = field(default_factory=dict)
+    stages: tuple[str, ...] = ()
+    on_resume: str = ""
+    shared: str = ""
+
+    def __post_init__(self):
+        known = (*STAGES, *ON_RESUME, *SHARED, "")
+        for name in (*self.stages, self.on_resume, self.shared):
+            if name not in known:
+                raise ValueError(f"{name} is no stage, and nothing that happens on resume or is shared")
+
+
+@dataclass(frozen=True)
+class Key(Meaning, abc.ABC):
+    """A key of the config: its type, its allowed values, its default and its meaning.
 
     Attributes:
       allowed: the allowed values in words, such as "an integer above 0".
       default: the default value.
       doc: one sentence that describes the key.
       unit: the unit of a number; "" if it has none.
+      required: whether each stored config has the key, since the current default would be wrong for an older run.
     """
 
     allowed: ClassVar[str]
@@ -33,6 +107,7 @@ class Key(abc.ABC):
     doc: str
     _: KW_ONLY
     unit: str = ""
+    required: bool = False
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
@@ -54,10 +129,14 @@ class Key(abc.ABC):
         """Return a value as the text that `parse` accepts."""
         return format_value(value)
 
+    def portable(self, value: Any) -> Any:
+        """Return what a shared model keeps of a value."""
+        return self.default if self.shared == "default" else value
+
 
 @dataclass(frozen=True)
 class TextKey(Key):
-    """A key whose value is any text, such as a name or a path."""
+    """A key whose value is any text, such as a name."""
 
     allowed: ClassVar[str] = "a string"
 
@@ -66,6 +145,24 @@ class TextKey(Key):
 
     def allows(self, value: Any) -> bool:
         return isinstance(value, str)
+
+
+@dataclass(frozen=True)
+class PathKey(TextKey):
+    """A key whose value is a path on this machine, which a shared model does not keep.
+
+    Attributes:
+      words: values that are no paths.
+    """
+
+    _: KW_ONLY
+    words: tuple[str, ...] = ()
+    shared: str = "default"
+
+    def portable(self, value: str) -> str:
+        if value in self.words:
+            return value
+        return PurePath(value).name if self.shared == "name" else super().portable(value)
 
 
 @dataclass(frozen=True)
@@ -207,6 +304,28 @@ class TextsKey(_TupleKey):
 
 
 @dataclass(frozen=True)
+class ChoicesKey(TextsKey):
+    """A key whose value is a tuple of one or more of several names, each once.
+
+    Attributes:
+      choices: the names.
+    """
+
+    _: KW_ONLY
+    choices: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"one or more of {', '.join(self.choices)}, each once"
+
+    def allows(self, value: Any) -> bool:
+        return super().allows(value) and 0 < len(value) == len(set(value)) and set(value) <= set(self.choices)
+
+    def hint(self, value: Any) -> str:
+        return next((nearest(str(item), self.choices) for item in value if item not in self.choices), "")
+
+
+@dataclass(frozen=True)
 class _NumbersKey(_TupleKey):
     def parse_item(self, text: str) -> float:
         return float(text)
@@ -269,29 +388,73 @@ class RulesKey(_TupleKey):
 
 
 @dataclass(frozen=True)
-class ConfigSection:
+class ConfigSection(Meaning):
     """A section of the config: keys that belong together, and subsections.
 
     Attributes:
       doc: one sentence that describes the section.
       entries: name -> key or subsection.
       further: the type of keys with other names, which may be added to the section; None if no key may be added.
+      optional: whether only the configs that use the section have it.
     """
 
     doc: str
     entries: Mapping[str, Key | ConfigSection] = field(default_factory=dict)
     further: Key | None = None
+    optional: bool = False
 
 
-def section(doc: str, /, *, further: Key | None = None, **entries: Key | ConfigSection) -> ConfigSection:
+def section(
+    doc: str,
+    /,
+    *,
+    further: Key | None = None,
+    optional: bool = False,
+    only_if: Conditions | None = None,
+    stages: tuple[str, ...] = (),
+    on_resume: str = "",
+    shared: str = "",
+    **entries: Key | ConfigSection,
+) -> ConfigSection:
     """Return a section of the config.
 
     Args:
       doc: one sentence that describes the section.
-      further: the type of keys that may be added to the section; None if no key may be added.
+      further: as in `ConfigSection`.
+      optional: as in `ConfigSection`.
+      only_if: as in `Meaning`, for all entries. A name without a dot is a key beside the section.
+      stages: as in `Meaning`, for entries without stages of their own.
+      on_resume: as in `Meaning`, likewise.
+      shared: as in `Meaning`, likewise.
       **entries: name -> key or subsection, in the order in which the help lists them.
     """
-    return ConfigSection(doc, entries, further)
+    meaning = {"only_if": only_if or {}, "stages": stages, "on_resume": on_resume, "shared": shared}
+    return ConfigSection(doc, entries, further, optional, **meaning)
+
+
+def resolve(entry: Key | ConfigSection, name: str, around: Meaning) -> Key | ConfigSection:
+    """Return a key, or a section with all its entries, with the meaning that it inherits and with full names of keys.
+
+    Args:
+      entry: the key or section as it is declared.
+      name: its dotted name; "" for the whole config.
+      around: the resolved section around it.
+    """
+    place = name.rpartition(".")[0]
+    own = {key if "." in key else f"{place}.{key}".lstrip("."): values for key, values in entry.only_if.items()}
+    resolved = replace(
+        entry,
+        only_if={**around.only_if, **own},
+        stages=entry.stages or around.stages,
+        on_resume=entry.on_resume or around.on_resume,
+        shared=entry.shared or around.shared,
+    )
+    if not isinstance(resolved, ConfigSection):
+        return resolved
+    prefix = f"{name}." if name else ""
+    entries = {last: resolve(inner, f"{prefix}{last}", resolved) for last, inner in resolved.entries.items()}
+    further = resolved.further and resolve(resolved.further, f"{prefix}NAME", resolved)
+    return replace(resolved, entries=entries, further=further)
 
 
 def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | ConfigSection]]:
@@ -307,6 +470,30 @@ def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | Co
         yield f"{prefix}{name}", entry
         if isinstance(entry, ConfigSection):
             yield from walk(entry, f"{prefix}{name}.")
+
+
+def keys_of(registry: Registry, choice: str) -> dict[str, Key | ConfigSection]:
+    """Return the keys that the entries of a registry declare, each with the condition that such an entry is chosen.
+
+    Args:
+      registry: the registry. Entries may share a key, which then is the same object in each.
+      choice: the key in the same section whose values are the names of the registry.
+
+    Raises:
+      ValueError: two entries declare different keys with one name, or a family declares keys.
+    """
+    declared: dict[str, Key | ConfigSection] = {}
+    users: dict[str, list[str]] = {}
+    for name in registry:
+        if ":" in name and registry.component(name).keys:
+            raise ValueError(f"the family {name} declares keys, and no value of {choice} is {name}")
+        for key, entry in registry.component(name).keys.items():
+            if declared.setdefault(key, entry) is not entry:
+                raise ValueError(f"{users[key][0]} and {name} declare different keys {key}; share one")
+            users.setdefault(key, []).append(name)
+    return {
+        key: replace(entry, only_if={choice: tuple(users[key]), **entry.only_if}) for key, entry in declared.items()
+    }
 
 
 def key_like(value: Any) -> Key:

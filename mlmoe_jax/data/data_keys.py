@@ -1,59 +1,45 @@
-"""Keys of the data set, of augmentation, and of packing."""
+"""Keys of the data set and of augmentation. `sources/catalog.py` has the keys of single data sets."""
 
-from mlmoe_jax.config.keys import (
+from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.runtime.keys import (
+    BY_STEPS,
     AutoIntegerKey,
     ChoiceKey,
     FlagKey,
     IntegerKey,
     IntervalKey,
     NumberKey,
+    PathKey,
     TextKey,
     TextsKey,
+    keys_of,
+    others,
     section,
 )
-from mlmoe_jax.data.sources.open import DATA_SETS
 
 _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as present"}
 
 DATA_KEYS = section(
     "The data set, and how its images are read.",
-    name=ChoiceKey("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", choices=DATA_SETS),
-    root=TextKey(
+    stages=("data",),
+    name=ChoiceKey(
+        "digits",
+        "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.",
+        choices=DATA_SETS,
+        required=True,
+    ),
+    root=PathKey(
         "",
-        "Except for digits, digits_single, synthetic: folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME "
-        "for a published data set.",
+        "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set.",
+        only_if={"name": others("digits", "digits_single", "synthetic")},
+        on_resume="at_start",
     ),
-    table=TextKey(
-        "{split}.csv",
-        "For csv, jsonl, coco_json and labeling tools: file (sidecar, wd_tagger: folder) of the labels, below "
-        "data.root; may contain {split}.",
-    ),
-    images=TextKey(
-        "",
-        "For csv, jsonl, coco_json and labeling tools: folder of the images, below data.root; may contain {split}; if "
-        "empty, data.root.",
-    ),
-    image_column=TextKey("image", "For csv, jsonl, label_studio: column or key of the image's path."),
-    label_column=TextKey(
-        "labels",
-        "For csv, jsonl: column or key of the label names; if empty, a column per class has 1, 0, or nothing for "
-        "unknown; for label_studio: name of the Choices.",
-    ),
-    group_column=TextKey(
-        "", "For csv, jsonl: column or key of the image's group, such as its patient; no group is divided."
-    ),
-    labels=IntegerKey(20_000, "For synthetic: number of labels.", above=0),
-    separator=TextKey(";", "For csv: text between two label names."),
-    classes=TextKey(
-        "",
-        "For csv, jsonl, vg500 and labeling tools: text file below data.root, one class per line, or for label_studio "
-        "the labeling configuration (.xml); if empty, the names in the table.",
-    ),
-    corrections=TextKey(
+    **keys_of(DATA_SETS, "name"),
+    corrections=PathKey(
         "",
         "CSV of --mode=data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
     ),
-    tree=TextKey("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
+    tree=PathKey("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
     train_split=TextKey("train", "Split to train on."),
     val_split=TextKey("val", "Split for selection and early stopping; if empty, none."),
     test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),
@@ -66,45 +52,63 @@ DATA_KEYS = section(
     split_seed=IntegerKey(
         0, "Seed of the hash of names that holds images out; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
-    image_size=IntegerKey(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
+    image_size=IntegerKey(
+        64, "Side of the square images of the network.", above=0, most=8192, unit="pixels", stages=("image",)
+    ),
     resize=ChoiceKey(
         "square",
         "How an image gets this size, unless augment.geometry says otherwise.",
         choices={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
+        stages=("image",),
     ),
     crop_fraction=NumberKey(
-        0.875, "For resize=crop: side of the crop as a fraction of the resized short side.", above=0, most=1
+        0.875,
+        "Side of the crop as a fraction of the resized short side.",
+        above=0,
+        most=1,
+        stages=("image",),
+        only_if={"resize": ("crop",)},
     ),
     reduced_decoding=FlagKey(
-        False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."
+        False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers.", stages=("image",)
     ),
     bad_images=ChoiceKey(
         "error",
         "Missing or unreadable images; with batch_norm=trainable, skip leaves out only missing ones.",
         choices={"error": "stop", "skip": "leave out, and list in the run folder"},
+        on_resume="reported",
     ),
     truncated=ChoiceKey(
         "refuse",
         "Truncated JPEGs; other formats are always refused.",
         choices={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
+        stages=("image",),
+        on_resume="reported",
     ),
     exif=ChoiceKey(
         "apply",
         "EXIF orientation; --mode=predict applies it unless this key is set there.",
         choices={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
+        stages=("image",),
+        on_resume="reported",
     ),
     gray_bits=IntegerKey(
         16,
         "Bits that 16-bit grayscale images use: microscopes and X-ray detectors store 10, 12 or 14.",
         least=8,
         most=16,
+        stages=("image",),
     ),
-    difficult_train=ChoiceKey("negative", "How difficult labels count in training.", choices=_DIFFICULT),
+    difficult_train=ChoiceKey(
+        "negative", "How difficult labels count in training.", choices=_DIFFICULT, stages=("train", "pack")
+    ),
     difficult_eval=ChoiceKey("negative", "How difficult labels count in metrics.", choices=_DIFFICULT),
-    known_positives=TextKey(
+    known_positives=PathKey(
         "all",
         "Positives known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or a list "
         "(.txt); if not all, every other training label is unknown.",
+        stages=("train",),
+        shared="name",
     ),
     keep_empty=FlagKey(
         False,
@@ -118,17 +122,22 @@ DATA_KEYS = section(
             "float32": "as computed",
             "float16": "half the space, 11 significant bits",
         },
+        stages=("train",),
     ),
     workers=AutoIntegerKey(
         AutoIntegerKey.AUTO,
         "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, and "
         "one per core for --mode=pack.",
         least=0,
+        stages=("image",),
+        on_resume="free",
     ),
     threads=AutoIntegerKey(
         AutoIntegerKey.AUTO,
         "Reading threads per process; auto depends on the cores and the batch size.",
         above=0,
+        stages=("image",),
+        on_resume="free",
     ),
 )
 
@@ -140,6 +149,8 @@ def _jitter(what: str) -> NumberKey:
 
 AUGMENT_KEYS = section(
     "Augmentation of training images, in the order of these keys.",
+    stages=("train",),
+    only_if=BY_STEPS,
     geometry=ChoiceKey(
         "none",
         "How a training image is cropped and resized.",
@@ -149,13 +160,15 @@ AUGMENT_KEYS = section(
             "multi_scale_crop": "one of several sizes and places, as in ML-GCN",
         },
     ),
-    crop_scale=IntervalKey((0.08, 1.0), "For random_resized_crop: smallest and largest fraction of the area."),
+    crop_scale=IntervalKey(
+        (0.08, 1.0), "Smallest and largest fraction of the area.", only_if={"geometry": ("random_resized_crop",)}
+    ),
     margin=IntegerKey(
         0,
-        "For multi_scale_crop: resize to a square this much larger than data.image_size first; 0 is off, ADD-GCN takes "
-        "64.",
+        "Resize to a square this much larger than data.image_size first; 0 is off, ADD-GCN takes 64.",
         least=0,
         unit="pixels",
+        only_if={"geometry": ("multi_scale_crop",)},
     ),
     flip=FlagKey(False, "Flip left to right with probability 1/2."),
     contrast=_jitter("contrast"),
@@ -197,22 +210,14 @@ AUGMENT_KEYS = section(
     ),
     splice_consistency=FlagKey(
         False,
-        "For splicemix: a binary cross-entropy between the cells of a mosaic and its images (SpliceMix-CL).",
+        "A binary cross-entropy between the cells of a mosaic and its images (SpliceMix-CL).",
+        only_if={"mix": ("splicemix",)},
     ),
     mix_alpha=NumberKey(
         0.4,
-        "For mixup, cutmix, both: the share of an image is drawn from Beta(α, α); the CutMix paper takes 1.",
+        "The share of an image is drawn from Beta(α, α); the CutMix paper takes 1.",
         above=0,
         most=100,
-    ),
-)
-
-PACK_KEYS = section(
-    "How --mode=pack stores a data set in shards.",
-    short_side=IntegerKey(
-        0,
-        "Short side to which larger images are shrunk, as JPEGs; 0 stores files unchanged.",
-        least=0,
-        unit="pixels",
+        only_if={"mix": ("mixup", "cutmix", "both")},
     ),
 )

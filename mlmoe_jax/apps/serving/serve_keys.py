@@ -1,0 +1,15 @@
+"""Keys of the server."""
+
+from mlmoe_jax.runtime.keys import PathKey, TextKey, section
+
+SERVE_KEYS = section(
+    "The name of the model of --mode=serve, and the images of Label Studio's tasks.",
+    stages=("serve",),
+    on_resume="free",
+    shared="default",
+    folder=PathKey("", "Folder of the local files of Label Studio, whose images it may name; if empty, none."),
+    label_studio=TextKey(
+        "", "Label Studio server whose images are fetched with the token $LABEL_STUDIO_API_KEY; if empty, none."
+    ),
+    name=TextKey("classifier", "Name of the model in the Open Inference Protocol."),
+)

@@ -1,1 +1,0 @@
-"""The table of all config keys, one module per part of the program."""
