@@ -248,7 +248,7 @@ READING = [
     ),
     of_model(
         "another type",
-        "--config.model.dtype cannot differ from the trained run's; keys under data, eval, ",
+        "--config.model.dtype cannot differ from the trained run's; leave it out",
         ("model.dtype", "bfloat16"),
     ),
     of_model("another calibration", "has no effect on a trained model", ("calibration.method", "platt")),

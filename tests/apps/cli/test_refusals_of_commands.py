@@ -16,7 +16,7 @@ COMMANDS = {
     "--mode": "unrecognized arguments: --mode",
     "--help=optm": "config section or key 'optm' does not exist; did you mean 'optim'?",
     "--help=learning_rate": "does not exist; did you mean 'optim.learning_rate'?",
-    "--help=zzz": "does not exist; there are seed, data, ",
+    "--help=zzz": "does not exist; there are seed, init_from, trainable, data, ",
     # ----------------------------------------------------------------------------------------------------- the flags
     "eval --workdir=run --wrkdir=run": "unrecognized arguments: --wrkdir",
     "eval --wrkdir=run": "did you mean 'workdir'; see mlmoe eval --help",
