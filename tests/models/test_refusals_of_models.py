@@ -117,7 +117,7 @@ def merged_in_part(_):
 
 
 CODES, ADAPTER = np.full((5, 4), -1, np.int8), "model.adapters.lora"
-ALL_OR_MORE, ONE_OR_MORE = "one or more of all, patch_em", "one or more of query, key, value, "
+ALL_OR_MORE, ONE_OR_MORE = "must be one or more of all, patch_em", "must be one or more of query, key, value, "
 BACKBONE, LORA = "model.backbone.name", "LoRA (rank 8; query, value)"
 REFUSALS = [
     of_key("another adapter", "model.adapters.loar.rank", "4", "'model.adapters.loar.rank' does not exist; did you"),
@@ -138,7 +138,7 @@ REFUSALS = [
     of_settings("dora", "targets", ("kye",), ONE_OR_MORE),
     of_settings("bitfit", "targets", ("all", "kye"), ALL_OR_MORE),
     of_settings("ssf", "targets", ("key", "key"), ALL_OR_MORE),
-    of_settings("adaptformer", "input", "x", "one of normed, residual"),
+    of_settings("adaptformer", "input", "x", "must be one of normed, residual"),
     of_merge("adaptformer", {}, "the adapter adaptformer is not linear, so it cannot be merged; leave --merge out"),
     of_merge("ssf", {"targets": ("key",)}, "blocks/0/key needs a bias, which this backbone lacks", key_bias=False),
     of_decoder("heads", "9 cannot be divided among 2 heads", width=9, heads=2, style="ml_decoder"),
