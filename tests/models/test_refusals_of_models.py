@@ -47,9 +47,7 @@ def of_settings(adapter: str, key: str, value: object, says: str) -> Refusal:
         use_adapter(config, adapter, **{key: value})
         validate(config)
 
-    return Refusal(
-        f"{adapter}: {key}={value}", None, call, f"model.adapters.{adapter}.{key} is {value!r} and must be {says}"
-    )
+    return Refusal(f"{adapter}: {key}={value}", None, call, f"model.adapters.{adapter}.{key} ", says)
 
 
 def of_merge(adapter: str, settings: dict, *says: str, **shape) -> Refusal:
