@@ -10,7 +10,7 @@ import pytest
 from helpers.documents import PAGES
 from helpers.paths import REPOSITORY
 
-from benchmarks.measure import digits_methods
+from benchmarks.measure import digits_methods, scaling_table
 from tools.docs import build_site, draw_digits
 from tools.docs.source import parse_source
 
@@ -91,6 +91,11 @@ def test_the_pages_have_the_tables_of_the_stored_results(tmp_path, monkeypatch):
     before = [digits_methods.PAGE.read_text(), digits_methods.README.read_text()]
     digits_methods.write(json.loads(digits_methods.RESULTS.read_text()))
     assert [digits_methods.PAGE.read_text(), digits_methods.README.read_text()] == before
+
+
+def test_the_page_on_scaling_has_the_table_of_the_stored_results():
+    table = scaling_table.table(scaling_table.read_results(), scaling_table.Options().efficiency)
+    assert f"{scaling_table.MARKS[0]}\n\n{table}\n\n{scaling_table.MARKS[1]}" in scaling_table.PAGE.read_text()
 
 
 def test_the_chart_has_the_numbers_of_the_page():

@@ -22,6 +22,7 @@ from helpers.paths import REPOSITORY
 from PIL import Image
 
 from benchmarks.measure.options import parse as read_options
+from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.grid import plan_runs
@@ -104,6 +105,8 @@ def check_launch(script: str, arguments: list[str]) -> None:
 def check(words: list[str]) -> None:
     """Assert that one program, with its arguments, is there and would take them."""
     match words:
+        case ["mlmoe", name] if not name.startswith("-"):
+            assert name in COMMANDS
         case ["python", "-m", "mlmoe_jax.main", *arguments] | ["mlmoe", *arguments]:
             check_main(arguments)
         case ["python", "-c", program]:
@@ -199,6 +202,7 @@ if runs():
 SHELL_OF_DIGITS = """
 set -euo pipefail
 python() { "$PYTHON" runner.py "$@"; }
+mlmoe() { "$PYTHON" runner.py -m mlmoe_jax.main "$@"; }
 bash() { :; }
 sbatch() { :; }
 pip() { :; }

@@ -150,48 +150,38 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     """Return the table as Markdown, followed by the larger slices that were compiled."""
     kinds, chips = [split(family[0])[0] for family in TOPOLOGIES], math.prod(split(TOPOLOGIES[0][-1])[1])
     compilers = {", ".join(f"{name} {of}" for name, of in result["packages"].items()) for result in results.values()}
-    names = ["training", "images per chip", "HBM, GiB", "GFLOPs", "GB accessed", "MB in collectives"]
-    names += [f"images/s, {chips} chips", "weak scaling, %"]
-    rows, larger = [], []
+    names = ["training", "images per chip", "HBM, GiB", f"images/s, {chips} chips", "weak scaling, %"]
+    rows, changes = [], []
     for row in ROWS:
         columns = [_numbers(results.get((row.name, family[0])), family, efficiency) for family in TOPOLOGIES]
         rows.append([row.name, row.images, *map("/".join, zip(*columns, strict=True))])
         for smallest, *others in TOPOLOGIES:
             compiled = [results[key] for slice_ in others if (key := (row.name, slice_)) in results]
-            larger += [f"{row.name} {_beside(result, results[row.name, smallest])}" for result in compiled]
-    lines = [f"Cells: {'/'.join(kinds)}. Compiled with {' and '.join(sorted(compilers))}.", ""]
-    lines += [Table(names, rows).markdown().rstrip()]
-    if larger:
-        lines += ["", "Largest change per chip of HBM, FLOPs, bytes accessed and MB on larger slices:", ""]
-        lines += [f"{'; '.join(larger)}."]
-    return "\n".join(lines)
+            changes += [_change(result, results[row.name, smallest]) for result in compiled]
+    text = f"Cells: {'/'.join(kinds)}. Compiled with {' and '.join(sorted(compilers))}."
+    if changes:
+        text += f" On {len(changes)} larger slices, no need of a chip changes by more than {max(changes):.2f} %."
+    return f"{text}\n\n{Table(names, rows).markdown().rstrip()}"
 
 
 def _numbers(result: dict | None, family: Sequence[str], efficiency: float) -> list[str]:
     """Return the cells of a training: requirements on the smallest slice of a chip, prediction on the largest."""
     if result is None:
-        return 6 * ["–"]
+        return 3 * ["–"]
     hbm = f"{result['needed'] / GIB:.2f}"
     if not result["fits"]:
-        return [f"{hbm} (does not fit)", *5 * ["–"]]
+        return [f"{hbm} (does not fit)", "–", "–"]
     prediction = predict(result, family[-1], efficiency)
-    return [
-        hbm,
-        f"{result['flops'] / 1e9:,.0f}",
-        f"{result['bytes_accessed'] / 1e9:.1f}",
-        f"{_moved(result) / 1e6:.2f}",
-        f"{prediction['images_per_second']:,.0f}",
-        f"{100 * prediction['efficiency']:.2f}",
-    ]
+    return [hbm, f"{prediction['images_per_second']:,.0f}", f"{100 * prediction['efficiency']:.2f}"]
 
 
-def _beside(larger: dict, smallest: dict) -> str:
-    """Return a larger slice and the largest change of its numbers, in percent of the smallest slice's."""
+def _change(larger: dict, smallest: dict) -> float:
+    """Return the largest change of HBM, FLOPs, bytes accessed and bytes in collectives, in percent, or infinity."""
     if not (larger["fits"] and smallest["fits"]):
-        return f"`{larger['topology']}` does not fit"
+        return math.inf
     ratios = [larger[key] / smallest[key] for key in ("needed", "flops", "bytes_accessed")]
     ratios.append(_moved(larger) / _moved(smallest))
-    return f"`{larger['topology']}` {100 * max(ratios, key=lambda ratio: abs(ratio - 1)) - 100:+.2f} %"
+    return 100 * max(abs(ratio - 1) for ratio in ratios)
 
 
 def _moved(result: dict) -> int:

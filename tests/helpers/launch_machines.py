@@ -1,6 +1,5 @@
 """A copy of the launch scripts with fake versions of the tools that they call, which record their arguments."""
 
-import itertools
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from helpers.commands import refused
 from helpers.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "scaling.md"
+DRY_RUNS = REPOSITORY / "tests" / "launch" / "dry_runs.md"
 
 RECORD = """#!/usr/bin/env bash
 { printf '%s\\x1f' "${0##*/}" "$@"; printf '\\x1e'; } >> "$FAKE/calls"
@@ -159,14 +159,10 @@ def set_up(folder: Path) -> Machines:
     return made
 
 
-def documented() -> list[tuple[str, list[str]]]:
-    """Return the commands with --dry-run in the page, each with its printed lines."""
-    blocks = re.findall(r"^ *```(bash|text)\n(.*?)^ *```$", PAGE.read_text(), flags=re.S | re.M)
-    return [
-        (command, [line.strip() for line in printed.splitlines()])
-        for (kind, command), (next_kind, printed) in itertools.pairwise(blocks)
-        if (kind, next_kind) == ("bash", "text") and "--dry-run" in command
-    ]
+def dry_runs() -> list[tuple[str, list[str]]]:
+    """Return the commands with --dry-run, each with the lines that it should print."""
+    blocks = re.findall(r"^```(?:bash|text)\n(.*?)^```$", DRY_RUNS.read_text(), flags=re.S | re.M)
+    return [(command, printed.splitlines()) for command, printed in zip(blocks[::2], blocks[1::2], strict=True)]
 
 
 def words(lines: list[str], *tools: str) -> list[list[str]]:
