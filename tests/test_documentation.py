@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.documents import PAGES
+from helpers.documents import NOTES, PAGES
 from helpers.paths import REPOSITORY
 
 from benchmarks.measure import digits_methods, scaling_table
@@ -15,7 +15,7 @@ from tools.docs import build_site, draw_digits
 from tools.docs.source import parse_source
 
 DOCS = REPOSITORY / "docs"
-ALL_PAGES = sorted({*PAGES, *REPOSITORY.glob("*.md")})
+ALL_PAGES = sorted({*PAGES, *NOTES, *REPOSITORY.glob("*.md")})
 
 
 # ------------------------------------------------------------------------------------------------------------- links
@@ -43,7 +43,7 @@ def links(page: Path) -> list[tuple[str, str]]:
     return [(address, anchor) for address, anchor in found if not re.match(r"[a-z]+:", address)]
 
 
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_link_leads_to_a_file_and_a_heading(page):
     wrong = []
     for address, anchor in links(page):

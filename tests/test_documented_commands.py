@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.devices import environment_of
-from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, programs
+from helpers.documents import CONFIGS, NOTES, PAGES, Block, blocks, commands_in_text, programs
 from helpers.paths import REPOSITORY
 from PIL import Image
 
@@ -40,7 +40,7 @@ GENERATED = {"configuration.md"}
 EXECUTED = {"labels-by-name.md"}  # by a test of its own, because its configs read files that its commands write
 
 SHELL = [block for page in PAGES for block in blocks(page, "bash")]
-SHELL += [block for page in (*PAGES, *CONFIGS) for block in commands_in_text(page)]
+SHELL += [block for page in (*PAGES, *NOTES, *CONFIGS) for block in commands_in_text(page)]
 SHELL = [block for block in SHELL if block.page.name not in GENERATED | EXECUTED | {"extending.md"}]
 PYTHON = [block for page in PAGES if page.name not in FOLLOWED_ELSEWHERE for block in blocks(page, "python")]
 
@@ -134,8 +134,8 @@ def test_a_documented_command_is_understood(block, monkeypatch):
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in (*PAGES, *CONFIGS) if page.name not in GENERATED | EXECUTED | {"extending.md"}],
-    ids=lambda page: page.name,
+    [page for page in (*PAGES, *NOTES, *CONFIGS) if page.name not in GENERATED | EXECUTED | {"extending.md"}],
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
 def test_no_command_of_a_page_is_overlooked(page):
     found = [words for block in SHELL if block.page == page for words in programs(block)]

@@ -6,7 +6,7 @@ All methods have one number of --epochs and equal tuning: the learning rate is t
 first of --seeds. Then each method is trained with all of them. `test` and `test_shift` are only scored.
 
 Methods that have results in benchmarks/digits_methods.json, with the same epochs, rates and seeds, are not trained
-again; remove their entries to train them again. Speeds are always measured for all methods, in one run.
+again; remove their entries to train them again.
 
 Each training has its own run folder below --out. A learning rate with which a training diverges is not chosen.
 
@@ -19,14 +19,13 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from benchmarks import harness
 from benchmarks.measure import trainings
 from benchmarks.measure.options import SEEDS
 from benchmarks.report import CONFIDENCE, ROOT, over_seeds, t_interval, write_between
@@ -73,12 +72,9 @@ _CACHED = re.compile("^linear_probe|(?<!^splicemix)_resnet101|prompts=false")
 PAIRS = (
     ("vpt", "gvpt"),
     ("gvpt", "mlvpt_digits"),
-    ("vpt", "mlvpt_digits"),
-    ("gvpt:per_group=12", "mlvpt_digits"),
     ("mlvpt_digits --config.model.head.gates_of=group", "mlvpt_digits"),
-    *(("pat_resnet101", other) for other in ("mlvpt_digits", "q2l_resnet101", "mlmoe_dinov2")),
-    ("csra_resnet101", "pat_resnet101"),
-    ("splicemix_resnet101:consistency=false", "splicemix_resnet101"),
+    ("pat_resnet101", "mlvpt_digits"),
+    ("pat_resnet101", "mlmoe_dinov2"),
 )
 IN_README = {
     "linear_probe": "linear probe, `linear_probe`",
@@ -152,18 +148,6 @@ def compare(method: str, options: Options) -> dict:
     return {"rate": rate, "tuning": common["tuning"], **values}
 
 
-def speeds(methods: Sequence[str], rounds: int = 5) -> list[float]:
-    """Return the training images per second of methods, each the median of some rounds."""
-    found = []
-    with harness.Worker(harness.our_side("ours")) as worker:
-        for method in methods:
-            reference, keys = reference_of(method)
-            given = {"reference": reference, "overrides": keys, "labels": LABELS, "rounds": rounds}
-            outcome = worker.call("bare_step", **given)
-            found.append(outcome["batch"] / harness.seconds(outcome).median)
-    return found
-
-
 # -------------------------------------------------------------------------------------------------------------- output
 def write(results: dict) -> None:
     """Write the tables of the results to docs/results.md and README.md."""
@@ -174,14 +158,12 @@ def write(results: dict) -> None:
 def tables(results: dict) -> str:
     """Return the sentence on the trainings and the tables of all methods and of the pairs, as Markdown."""
     methods, rates = results["methods"], ", ".join(f"{rate:g}" for rate in results["rates"])
-    head = ["config, with `dataset=digits`", "rate", "trainable", "MMACs", "test", "test_shift", "drop"]
-    head += ["training images/s"]
+    head = ["config, with `dataset=digits`", "trainable", "MMACs", "test", "test_shift", "drop"]
     rows = []
     for method, one in methods.items():
         cells = map(over_seeds, _columns(one)[1:])
         counts = f"{one['trainable']:,}", f"{one['macs'] / 1e6:.1f}"
-        speed = str(one.get("images_per_second", "–"))  # not measured together with the others
-        rows.append([f"`{method}`", f"{one['rate']:g}", *counts, *cells, speed])
+        rows.append([f"`{method}`", *counts, *cells])
     pairs = []
     for first, second in PAIRS:
         columns = zip(_columns(methods[first])[1:], _columns(methods[second])[1:], strict=True)
@@ -230,10 +212,9 @@ def difference(first: np.ndarray, second: np.ndarray) -> str:
 def measure(options: Options) -> Iterator[str]:
     stored = stored_results(options)
     methods = {method: stored.get(method) or compare(method, options) for method in METHODS}
-    for (method, one), speed in zip(methods.items(), speeds(METHODS), strict=True):
+    for method, one in methods.items():
         cost = count_cost(method_config(method, options.epochs))
         one |= {"trainable": cost["params"]["trainable"], "macs": cost["macs"]["full"]}
-        one["images_per_second"] = round(speed)
     results = {"epochs": options.epochs, "rates": options.rates, "seeds": options.seeds, "methods": methods}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write(results)

@@ -1,4 +1,4 @@
-"""The commands and programs that the README, the pages of docs/ and the configs show."""
+"""The commands and programs that the README, the pages of docs/, the notes and the configs show."""
 
 import functools
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 from helpers.paths import REPOSITORY
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+NOTES = (REPOSITORY / "tools" / "parity" / "README.md",)
 CONFIGS = tuple(sorted((REPOSITORY / "configs").glob("*.py")))
 # The shell finds no program and prints the one it was asked to start: one line per program, its words apart. Each line
 # is one write, because the programs of a pipe start at the same time.

@@ -1,4 +1,4 @@
-"""Write the section of `docs/results.md` on the numbers of the papers from the data files of the papers.
+"""Write `docs/published.md`, the numbers of the papers, from the data files of the papers.
 
 python -m tools.docs.write_papers
 """
@@ -13,27 +13,46 @@ from pathlib import Path
 from mlmoe_jax.apps.papers.paper import PAPERS, Paper, PublishedRow, PublishedTable, load_paper, number_text
 from mlmoe_jax.runtime.table import Column, Table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"
-MARKS = ("<!-- papers: tools/docs/write_papers.py -->", "<!-- end of papers -->")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "published.md"
+INTRODUCTION = """\
+# Published numbers
+
+All numbers of both papers, from the data files of this package. `mlmoe reproduce` trains what a table needs and prints
+both numbers:
+
+```bash
+# all rows of ML-VPT, table 4; without --dry-run, it trains instead of printing the commands
+mlmoe reproduce --table=mlvpt.4 --root=/data/coco --dry-run
+
+# some rows, three seeds each; several data sets; the embedded data set, in minutes
+mlmoe reproduce --table=mlvpt.1 --root=/data/coco --only=ML-VPT,DINOv2-B --seeds=0,1,2
+mlmoe reproduce --table=mlvpt.3 --root=nuswide=/data/nuswide,vg256=/data/vg
+mlmoe reproduce --table=drmoe.1 --dataset=digits
+```
+
+Each run has a folder below `--workdir` (default `runs/reproduce`); an existing run is read and not trained again.
+Several processes can share the folder, except in an object store, which has no locks; divide the rows with `--only`
+there. The table is written as `mlvpt.4.csv` and `mlvpt.4.md`. Any `--config.KEY=VALUE` applies to every run. Metrics
+are computed as by the paper's own [evaluator](evaluation.md#metrics).
+
+Numbers are in percent. `?` marks a number that could not simply be read, `–` a missing one. Rows without any number are
+left out, and an empty backbone is the one above it. *ours* are the costs and label statistics of this package, in the
+order of the columns. *notes* refer to the list under the paper's name. `python -m tools.docs.write_papers` writes this
+page.
+"""
 _WIDTH = 120
 _WIDEST = 10  # a table with more columns is shown with rows and columns exchanged
 
 
-def section() -> str:
-    """Return the section of docs/results.md between the marks."""
-    return "\n".join(line for name in PAPERS for line in _paper(load_paper(name)))
-
-
-def written(page: str) -> str:
-    """Return the page with the section between its marks."""
-    before, _, rest = page.partition(MARKS[0])
-    return f"{before}{MARKS[0]}\n\n{section()}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+def page() -> str:
+    """Return the text of docs/published.md."""
+    return "\n".join([INTRODUCTION, *(line for name in PAPERS for line in _paper(load_paper(name)))])
 
 
 def _paper(paper: Paper) -> Iterator[str]:
     tables = [result for result in paper.tables() if _is_readable(result)]
     common = set.intersection(*(set(result.notes) for result in tables if "mAP" in result.columns and result.notes))
-    yield f"### {paper.name}\n"
+    yield f"## {paper.name}\n"
     yield _wrapped(f"{paper.source}. Metrics as by `metrics.preset={paper.evaluator}`.") + "\n"
     for note, text in paper.notes.items():
         yield _wrapped(f"{paper.numbers[note]}. {text}", indent="   ")
@@ -76,7 +95,7 @@ def _table(paper: Paper, result: PublishedTable, common: set[str], noted: set[st
     if own := set(result.notes) - common:
         facts.append(f"notes on all rows: {paper.marks(own)}")
     place, _, caption = result.title.partition(": ")
-    yield f"#### {paper.name}, {place if caption else 'originals'}\n"
+    yield f"### {paper.name}, {place if caption else 'originals'}\n"
     yield _wrapped(f"{caption or place}. {'; '.join([f'`--table={result.id}`', *facts])}.") + "\n"
     marks = [paper.marks({note for one in row for note in one.all_notes} - noted - {"unread"}) for row in rows]
     names = {"dataset": "data set"}
@@ -127,4 +146,4 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(page())

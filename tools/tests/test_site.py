@@ -78,10 +78,10 @@ def test_pages_fit_the_window_and_load_nothing_from_elsewhere(built):
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_page_of_published_numbers_has_every_one_that_can_be_read(name):
     """Except those of a figure whose numbers are differences of a table."""
-    paper, section = load_paper(name), write_papers.section()
+    paper, page = load_paper(name), write_papers.page()
     for result in paper.tables():
         if result.id == "drmoe.gains":
             continue
-        rest = section.partition(f"`--table={result.id}`")[2].partition("\n#### ")[0]
+        rest = page.partition(f"`--table={result.id}`")[2].partition("\n### ")[0]
         for row in result.rows:
             assert all(str(number) in rest for number in row.numbers.values() if number.value is not None)

@@ -1,6 +1,6 @@
 """The published numbers of the papers, with the configs that reproduce them.
 
-docs/results.md and `--mode=reproduce` show the numbers. Each paper has a JSON file with these keys:
+docs/published.md and `--mode=reproduce` show the numbers. Each paper has a JSON file with these keys:
 
     name, source      the name of the paper, and where it is published
     evaluator         the definitions of most metrics, a name of `evaluation.metrics.published`
@@ -29,7 +29,7 @@ Each table has a CSV file, such as tables/mlvpt.1.csv, with one line per row and
     metrics           COLUMN=METRIC for each column whose numbers are not the metric that its heading names
     notes             ids of the readings and caveats that apply to the row
     each of `columns` the printed number, or a dash if it cannot be read, followed by ids of readings and caveats
-    ours: COLUMN      the number of this package, which docs/results.md shows
+    ours: COLUMN      the number of this package, which docs/published.md shows
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Paper:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Id of a note -> its number in docs/results.md."""
+        """Id of a note -> its number in docs/published.md."""
         return {note: number for number, note in enumerate(self.notes, start=1)}
 
     def marks(self, notes: Iterable[str]) -> str:

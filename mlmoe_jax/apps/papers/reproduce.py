@@ -214,7 +214,7 @@ def _own_number(measured: RowNumbers, column: str) -> str:
 def _notes(request: Request, measured: Sequence[RowNumbers]) -> list[str]:
     """Return the notes below the table: general remarks, and the readings and caveats that apply to its rows.
 
-    Readings and caveats are preceded by their numbers in docs/results.md.
+    Readings and caveats are preceded by their numbers in docs/published.md.
     """
     paper = request.paper
     used = {*request.table.notes, *(note for one in measured for note in one.row.all_notes)}

@@ -1,4 +1,4 @@
-"""The numbers of the papers: that they agree with one another and with what the texts say of them; docs/results.md."""
+"""The numbers of the papers: that they agree with one another and with what the texts say; docs/published.md."""
 
 import pytest
 
@@ -73,5 +73,4 @@ def test_rows_are_selected(only, count, methods):
 
 # --------------------------------------------------------------------------------------------------------- the page
 def test_the_page_in_the_repository_is_up_to_date():
-    page = writing.PAGE.read_text()
-    assert page == writing.written(page), "run python -m tools.docs.write_papers"
+    assert writing.PAGE.read_text() == writing.page(), "run python -m tools.docs.write_papers"
