@@ -11,7 +11,7 @@ from pathlib import Path
 from helpers.paths import REPOSITORY
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-NOTES = (REPOSITORY / "tools" / "parity" / "README.md",)
+NOTES = (REPOSITORY / "benchmarks" / "NOTES.md", REPOSITORY / "tools" / "parity" / "README.md")
 CONFIGS = tuple(sorted((REPOSITORY / "configs").glob("*.py")))
 # The shell finds no program and prints the one it was asked to start: one line per program, its words apart. Each line
 # is one write, because the programs of a pipe start at the same time.

@@ -16,7 +16,7 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
     XLA can then compute arrays from the result only in the backward pass. Without the dependency, XLA detects that the
     forward pass computes equal arrays, and stores these arrays for the backward pass. The
     CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
-    this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer than
+    this function. Compiled for a TPU, it needs less memory. Arrays with fewer than
     MIN_RECOMPUTED values per image are left to XLA, because a narrow ViT has enough memory and would lose time. Where
     the first slope of an image is not finite, its values are NaN, and the gradient is not finite in any case.
 
