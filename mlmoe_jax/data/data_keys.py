@@ -39,7 +39,11 @@ DATA_KEYS = section(
         "",
         "CSV of --mode=data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
     ),
-    tree=PathKey("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
+    tree=PathKey(
+        "",
+        "YAML file below data.root of labels that imply or exclude one another; if empty, none.",
+        stages=("train", "pack"),
+    ),
     train_split=TextKey("train", "Split to train on."),
     val_split=TextKey("val", "Split for selection and early stopping; if empty, none."),
     test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),

@@ -101,7 +101,8 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     scored = {}
     names = dict.fromkeys(config.data.test_splits)
-    splits = [open_split(config.data, name, classes=run.label_space.names, seed=config.seed) for name in names]
+    labels = {"classes": run.label_space.names, "tree": run.label_space.tree}
+    splits = [open_split(config.data, name, **labels, seed=config.seed) for name in names]
     require_readable(splits, config.data)
     warn_unused(splits)
     for split in splits:

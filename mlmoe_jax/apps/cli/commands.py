@@ -164,7 +164,6 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
     if not sweep:  # without the swept values it may be invalid
-        configuration.validate(config)
         _warn_of_unused(config, overrides, flags.mode)
     if not flags.workdir:
         status(f"run folder: {location}")
