@@ -72,7 +72,6 @@ class Labeler:
     Attributes:
       predictor: the predictor.
       limits: the limits of requests.
-      name: the name of the model in the Open Inference Protocol.
       gate_entries: name of a gate -> names of its entries.
       sizes: kind of batch -> the compiled batch sizes, in increasing order.
       reader: the decoder of images to the input of the model, u8[H,W,3]. It can be pickled.
@@ -81,7 +80,6 @@ class Labeler:
     def __init__(self, predictor: Predictor, limits: RequestLimits = RequestLimits()):
         run = predictor.run
         self.predictor, self.limits, self._run = predictor, limits, run
-        self.name = run.config.serve.name
         self.gate_entries = head_class(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-import numpy as np
 from fastapi import HTTPException, Request, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -20,8 +19,8 @@ BODY = {
     "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
 }
 
-# Pairs (name, content), where the content is an encoded image, pixels u8[H,W,3], or the error of an unreadable image.
-RequestImages = Sequence[tuple[str, bytes | np.ndarray | BadImage]]
+# Pairs (name, content), where the content is an encoded image, or the error of an unreadable image.
+RequestImages = Sequence[tuple[str, bytes | BadImage]]
 
 
 async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
@@ -36,16 +35,6 @@ async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
             yield part
     if max(size, declared) > most:
         raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
-
-
-def require_small_json(text: bytes, most: int, lists: int) -> None:
-    """Raise HTTPException (413) if JSON text may have more than `most` names, texts and objects, or more than `lists`.
-
-    Counting takes milliseconds. Parsing would hold the interpreter for seconds, and every other request with it.
-    Numbers do not count, because they are parsed quickly.
-    """
-    if text.count(b'"') // 2 + text.count(b"{") > most or text.count(b"[") > lists:
-        raise HTTPException(413, f"the JSON has more than {most:,} names, texts and objects, or {lists:,} lists")
 
 
 async def read_request_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> RequestImages:

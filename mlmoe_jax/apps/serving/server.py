@@ -20,7 +20,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from mlmoe_jax.apps.serving.connections import LimitedServer
-from mlmoe_jax.apps.serving.kserve import add_inference_routes
 from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
@@ -60,7 +59,6 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     app = FastAPI(**about, lifespan=lifespan, exception_handlers=_FAILURES)
     add_image_routes(app, service)
     add_label_studio_routes(app, service)
-    add_inference_routes(app, service)
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
         app.add_route(path, asset, methods=["GET"], include_in_schema=False)

@@ -81,7 +81,7 @@ def test_the_model_and_the_document_describe_the_server(ask):
     assert body["labels"] == [{"name": name, "threshold": 0.5} for name in NAMES]
     assert body["gates"]["g"] == ["first", "second"]
     document = ask(200, "/openapi.json", "GET")
-    assert {"/predict", "/model", "/health", "/metrics", "/v2"} <= set(document["paths"])
+    assert {"/predict", "/model", "/health", "/metrics"} <= set(document["paths"])
     predict = document["paths"]["/predict"]["post"]
     assert [option["name"] for option in predict["parameters"]] == ["top_k", "gates", "attention"]
     assert set(predict["requestBody"]["content"]) == {"image/*", "application/octet-stream", "multipart/form-data"}

@@ -17,9 +17,7 @@ import pytest
 from helpers.color_model import NAMES, color, expected
 from helpers.color_server import PNG
 from helpers.devices import environment_of
-from helpers.documents import program_with
 from helpers.drawn_images import encoded
-from helpers.outside import outside_python, run_outside
 
 PROGRAM = """
 import signal
@@ -120,58 +118,3 @@ def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
     _, text = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "Traceback" not in text
-
-
-TRITON = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np
-import tritonclient.http as triton
-
-address, count, *files = sys.argv[1:]
-contents = [open(file, "rb").read() for file in files]
-client = triton.InferenceServerClient(address, concurrency=8)
-assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("classifier")
-model = client.get_model_metadata("classifier")
-names = [label["name"] for label in model["labels"]]
-side = model["inputs"][1]["shape"][1]
-
-def ask(n):
-    own = triton.InferenceServerClient(address)
-    red = 80 + n % 40
-    if n % 2:
-        given = triton.InferInput("pixels", [1, side, side, 3], "UINT8")
-        given.set_data_from_numpy(np.full((1, side, side, 3), (red, 0, 0), np.uint8), binary_data=n % 4 == 1)
-    else:
-        given = triton.InferInput("image", [len(contents)], "BYTES")
-        given.set_data_from_numpy(np.array(contents, object))
-    outputs = [triton.InferRequestedOutput(name, binary_data=n % 3 > 0) for name in ("probability", "labels")]
-    answer = own.infer("classifier", [given], outputs=outputs, request_id=str(n))
-    assert answer.get_response()["id"] == str(n)
-    scores, labels = answer.as_numpy("probability"), answer.as_numpy("labels")
-    own.close()
-    expected = 1 / (1 + np.exp(-(red - 100) / 10)) if n % 2 else 1 / (1 + np.exp(-5))
-    np.testing.assert_allclose(scores[0, names.index("red")], expected, rtol=1e-4)
-    return len(labels)
-
-with ThreadPoolExecutor(8) as clients:
-    print(sum(clients.map(ask, range(int(count)))))
-try:
-    client.infer("other", [triton.InferInput("image", [1], "BYTES")])
-except triton.InferenceServerException as error:
-    print(error.message())
-"""
-
-
-@pytest.mark.slow
-def test_the_client_of_triton_passes_from_eight_threads(start, tmp_path):
-    python = outside_python("tritonclient.http")
-    files = [tmp_path / "a.png", tmp_path / "b.png"]
-    for file, blue in zip(files, (0, 90), strict=True):
-        file.write_bytes(encoded(color(150, 0, blue)))
-    address = ready(start()).removeprefix("http://")
-    printed = run_outside(python, TRITON, address, 200, *files).splitlines()
-    assert printed == ["300", "the only model of this server is classifier, without versions"]
-    (tmp_path / "a.jpg").write_bytes(encoded(color(150)))
-    documented = program_with("tritonclient", "deployment.md").replace("127.0.0.1:8000", address)
-    assert "red;dark" in run_outside(python, documented, cwd=tmp_path)
