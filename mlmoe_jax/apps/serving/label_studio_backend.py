@@ -63,7 +63,7 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
         async with service.admit() as arrived:
             body = await service.body(request)
             arrived(1)
-            tasks, name, control = await service.in_reader(_parse_request, body, predictor.names)
+            tasks, name, control = await asyncio.to_thread(_parse_request, body, predictor.names)
             addresses = [task.get(control.image_key) for task in tasks]
             results = await _label(service, task_images, addresses, arrived)
         require_readable(results)

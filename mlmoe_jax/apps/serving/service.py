@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from fastapi import HTTPException, Request
@@ -19,23 +19,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.readers import Readers, Turns
 from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.apps.serving.turns import Turns
+from mlmoe_jax.data.images import MAX_DECODED, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 QUEUE = 128  # the largest number of images in progress: decoded, waiting or labeled; more get the status 429
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
-_READERS = min(4, os.cpu_count() or 1)  # images that are decoded at a time
+_READERS = min(4, os.cpu_count() or 1)  # processes that decode one image at a time each
+_DECODE_SECONDS = 10.0  # the longest time that decoding one image may take
+_DECODE_BYTES = 3 * MAX_DECODED  # of decoding, of the decoded array, and of the process itself
 _PENALTY = 10  # seconds that a request waits behind others per second that its images were decoded
 UNREADY: dict[int | str, Any] = {503: {"description": "It is starting or stopping."}}
-T = TypeVar("T")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -60,7 +62,7 @@ class ServerMetrics:
     Args:
       waiting: function that returns the number of images that wait for a batch.
       active: function that returns the number of images in progress, which are read, waiting or labeled.
-      replaced: function that returns the number of replaced readers, see `Readers`.
+      replaced: function that returns the number of replaced processes, see `Workers`.
       sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
     """
 
@@ -121,8 +123,9 @@ class Service:
         self.labeler, self.state, self.active = labeler, STARTING, 0
         self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
         # One thread calls the model, so that only one batch takes memory.
-        self._device, self._threads = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
-        self._readers, self._turns, sizes = Readers(_READERS), Turns(_READERS), labeler.sizes[LABELED]
+        self._device = ThreadPoolExecutor(1, "device")
+        self._readers = Workers(labeler.reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
+        self._turns, sizes = Turns(_READERS), labeler.sizes[LABELED]
         self.metrics = ServerMetrics(
             lambda: len(self._batcher), lambda: self.active, lambda: self._readers.replaced, sizes
         )
@@ -157,8 +160,7 @@ class Service:
     def close(self) -> None:
         """Shut the threads and processes down. Call this after `run` has returned."""
         self.kill_readers()
-        for threads in (self._device, self._threads):
-            threads.shutdown(cancel_futures=True)
+        self._device.shutdown(cancel_futures=True)
         self._readers.close()
 
     def kill_readers(self) -> None:
@@ -235,10 +237,6 @@ class Service:
         finally:
             self.active -= reserved
 
-    async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in one of the threads that read and decode requests, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
-
     async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         """Label images, and return one dict per image that can be written as JSON.
 
@@ -263,23 +261,25 @@ class Service:
         clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
         due = clock()
 
-        async def decode(name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
+        async def decode(name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
             nonlocal due
             async with few, self._turns(due):
                 started = clock()
-                image = await self.in_reader(self._decode, name, content)
+                image = await self._decode(name, content)
                 due += _PENALTY * (clock() - started)
                 return image
 
         return await asyncio.gather(*(decode(*image) for image in images))
 
-    def _decode(self, name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
-        if not isinstance(content, bytes):
+    async def _decode(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
+        if isinstance(content, BadImage):
             return content
         try:
-            return self._readers(self.labeler.reader.encoded, content, name)
+            return await asyncio.wrap_future(self._readers.submit(content, name))
         except BadImage as error:
             return error
+        except WorkerLost as error:
+            return BadImage(f"cannot read {name} as an image: {error}; store it again")
 
     def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Prediction]:
         self.metrics.batches.observe(len(images))

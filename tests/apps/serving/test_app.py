@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+import copy
 import io
 import re
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
+from helpers import hostile_decoder
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.color_server import PNG, client_of, image_request, make_labeler, slowed
 from helpers.drawn_images import encoded
@@ -46,6 +49,22 @@ def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(a
     for n, result in zip((0, 1, 3), results, strict=True):
         assert result["image"] == f"{n}.png"
         assert_scores(result, 40 * n)
+
+
+def test_an_image_that_its_decoder_does_not_survive_spoils_nothing(labeler, monkeypatch):
+    monkeypatch.setattr("mlmoe_jax.apps.serving.service._DECODE_SECONDS", 0.5)
+    hostile = copy.copy(labeler)
+    hostile.reader = SimpleNamespace(encoded=hostile_decoder.decode)
+    with client_of(service := Service(hostile)) as send:
+        answers = send(
+            *({"url": "/predict", "files": [("a", (what.decode(), what))]} for what in (b"sleep", b"crash", b"memory"))
+        )
+    assert [(answer.status_code, answer.json()["error"]) for answer in answers] == [
+        (422, "cannot read sleep as an image: it takes more than 0.5 s; store it again"),
+        (422, "cannot read crash as an image: its process has ended; store it again"),
+        (422, "cannot read memory as an image: its process has ended; store it again"),
+    ]
+    assert service._readers.replaced == 3
 
 
 def test_files_of_a_form_stay_in_memory(ask, monkeypatch):
