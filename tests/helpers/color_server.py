@@ -18,23 +18,22 @@ import uvicorn
 
 from helpers.color_model import HALVES, color, make_run
 from helpers.drawn_images import encoded
-from mlmoe_jax.apps.serving.labeler import Labeler, RequestLimits
+from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.data.sources.label_studio_export import labeling_config
 from mlmoe_jax.inference.predictor import Predictor
 
 PNG = {"Content-Type": "image/png"}
-LIMITS = RequestLimits()
 CHOICES = labeling_config(["red", "green", "blue"])  # without the label dark
 ENTRIES = ["first", "second"]
 
 
-def make_labeler(bias: float = 0.0, limits: RequestLimits = LIMITS, **settings) -> Labeler:
+def make_labeler(bias: float = 0.0, **settings) -> Labeler:
     """Return a labeler; settings: of config.serve."""
     run = make_run(bias=bias)
     run.config.serve.update(settings)
-    labeler = Labeler(Predictor(run, HALVES), limits)
+    labeler = Labeler(Predictor(run, HALVES))
     labeler.gate_entries = {"g": ENTRIES, "static": ENTRIES}
     return labeler
 

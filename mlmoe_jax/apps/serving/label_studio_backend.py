@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
+from mlmoe_jax.apps.serving.request_images import read_body
 from mlmoe_jax.apps.serving.service import Options, Service, require_readable
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
@@ -42,7 +43,7 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
     """
     predictor = service.labeler.predictor
     settings, version = predictor.run.config.serve, predictor.version
-    task_images = TaskImages(settings.folder, settings.label_studio, service.labeler.limits.megabytes << 20)
+    task_images = TaskImages(settings.folder, settings.label_studio, service.limits.megabytes << 20)
 
     @app.get("/label_studio/health", include_in_schema=False)
     async def health() -> dict[str, str]:
@@ -61,7 +62,7 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
     async def predict(request: Request) -> dict[str, Any]:
         """Return a list of predictions for each task. It has one prediction, or none if the image cannot be read."""
         async with service.admit() as arrived:
-            body = await service.body(request)
+            body = await read_body(request, service.limits)
             arrived(1)
             tasks, name, control = await asyncio.to_thread(_parse_request, body, predictor.names)
             addresses = [task.get(control.image_key) for task in tasks]
@@ -77,8 +78,9 @@ async def _label(
 ) -> list[dict[str, Any]]:
     """Return the results of images, of which as many are read and labeled at a time as a request may have."""
     results: list[dict[str, Any]] = []
-    for start in range(0, len(addresses), service.most_images):
-        part = addresses[start : start + service.most_images]
+    most = service.limits.images
+    for start in range(0, len(addresses), most):
+        part = addresses[start : start + most]
         arrived(len(part))
         results += await service.results(await task_images.read_all(part), Options())
     return results

@@ -24,7 +24,7 @@ from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
-from mlmoe_jax.apps.serving.service import UNREADY, Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -62,7 +62,7 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
         app.add_route(path, asset, methods=["GET"], include_in_schema=False)
-    return Guard(app, service.metrics, service.seconds, hosts, {route.path for route in app.routes})
+    return Guard(app, service.metrics, service.limits.seconds, hosts, {route.path for route in app.routes})
 
 
 def add_image_routes(app: FastAPI, service: Service) -> None:
@@ -76,16 +76,16 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
         """
         service.check(options)
         async with service.admit() as arrived:
-            images = await read_request_images(request, service.parts(request), service.most_images)
+            images = await read_request_images(request, service.limits)
             arrived(len(images))
             results = await service.results(images, options)
         require_readable(results)
         return JSONResponse({"results": results})
 
-    @app.get("/health", responses=UNREADY)
+    @app.get("/health", responses={503: {"description": "It is starting or stopping."}})
     async def health(response: Response) -> dict[str, str]:
         """Return the HTTP status 200 if the server is ready, and 503 otherwise."""
-        response.status_code = service.health
+        response.status_code = 200 if service.state == READY else 503
         return {"status": service.state}
 
     @app.get("/model")

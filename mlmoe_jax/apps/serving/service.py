@@ -8,19 +8,20 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
+from mlmoe_jax.apps.serving.request_images import LIMITS, Limits, RequestImages
 from mlmoe_jax.apps.serving.turns import Turns
+from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import MAX_DECODED, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
@@ -29,15 +30,12 @@ from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = 128  # the largest number of images in progress: decoded, waiting or labeled; more get the status 429
-WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
-REQUEST_SECONDS = 30.0  # time limit of a request
+_WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 _DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # processes that decode one image at a time each
 _DECODE_SECONDS = 10.0  # the longest time that decoding one image may take
 _DECODE_BYTES = 3 * MAX_DECODED  # of decoding, of the decoded array, and of the process itself
 _PENALTY = 10  # seconds that a request waits behind others per second that its images were decoded
-UNREADY: dict[int | str, Any] = {503: {"description": "It is starting or stopping."}}
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -95,45 +93,44 @@ class Service:
 
     Args:
       labeler: the model.
+      limits: the limits of requests.
       ready: function that is called when the model is compiled.
       failed: function that is called with the exception if the compilation fails.
-      queue: the largest number of images in progress, see QUEUE.
-      wait: the longest time in seconds that an image waits for images that are being read, see WAIT.
-      seconds: time limit of a request in seconds, see REQUEST_SECONDS.
 
     Attributes:
       labeler: the model.
+      limits: the limits of requests.
       state: STARTING, READY or STOPPING.
       active: the number of places in use: one per image in progress, and one per request whose images are not known
         yet.
-      seconds: time limit of a request in seconds.
+      readers: the processes that decode images.
       metrics: the Prometheus metrics.
     """
 
     def __init__(
         self,
         labeler: Labeler,
+        limits: Limits = LIMITS,
         *,
         ready: Callable[[], None] = lambda: None,
         failed: Callable[[Exception], None] = lambda error: None,
-        queue: int = QUEUE,
-        wait: float = WAIT,
-        seconds: float = REQUEST_SECONDS,
     ):
-        self.labeler, self.state, self.active = labeler, STARTING, 0
-        self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
+        self.labeler, self.limits, self.state, self.active = labeler, limits, STARTING, 0
+        self._ready, self._failed = ready, failed
         # One thread calls the model, so that only one batch takes memory.
         self._device = ThreadPoolExecutor(1, "device")
-        self._readers = Workers(labeler.reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
+        reader, most_pixels = ImageReader.from_config(labeler.predictor.run.config.data), int(limits.megapixels * 1e6)
+        reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
+        self.readers = Workers(reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
         self._turns, sizes = Turns(_READERS), labeler.sizes[LABELED]
         self.metrics = ServerMetrics(
-            lambda: len(self._batcher), lambda: self.active, lambda: self._readers.replaced, sizes
+            lambda: len(self._batcher), lambda: self.active, lambda: self.readers.replaced, sizes
         )
         self._batcher = Batcher(
             self._label_batch,
             {kind: sizes[-1] for kind, sizes in labeler.sizes.items()},
             next_size=labeler.next_batch_size,
-            wait=wait,
+            wait=_WAIT,
             device=self._device,
             more_expected=lambda: self.active > len(self._batcher),  # images that are being read
         )
@@ -159,36 +156,26 @@ class Service:
 
     def close(self) -> None:
         """Shut the threads and processes down. Call this after `run` has returned."""
-        self.kill_readers()
+        self.readers.kill()
         self._device.shutdown(cancel_futures=True)
-        self._readers.close()
-
-    def kill_readers(self) -> None:
-        """End the processes that decode images, which may be busy."""
-        self._readers.kill()
-
-    @property
-    def health(self) -> int:
-        """The HTTP status code of health checks: 200 if the server is ready, otherwise 503."""
-        return 200 if self.state == READY else 503
+        self.readers.close()
 
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
-        """Return the description of the model (`Labeler.describe`) with the key `limits`, the limits of requests."""
-        return self.labeler.describe() | {"limits": {**asdict(self.labeler.limits), "seconds": self.seconds}}
+        """Return the description of the model and the server, which can be written as JSON.
 
-    @property
-    def most_images(self) -> int:
-        """The largest number of images of a request."""
-        return min(self.labeler.limits.images, self._queue)
-
-    def parts(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body of a request in parts. Raise HTTPException if the body is too large."""
-        return limited_body(request, self.labeler.limits.megabytes << 20)
-
-    async def body(self, request: Request) -> bytes:
-        """Return the body of a request. Raise HTTPException if the body is too large."""
-        return b"".join([part async for part in self.parts(request)])
+        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `gates` (name of a gate ->
+        names of its entries), `image_size` (in pixels) and `limits`.
+        """
+        predictor = self.labeler.predictor
+        thresholds = [None if value == float("inf") else value for value in predictor.thresholds.tolist()]
+        pairs = zip(predictor.names, thresholds, strict=True)
+        return {
+            "labels": [{"name": name, "threshold": threshold} for name, threshold in pairs],
+            "gates": self.labeler.gate_entries,
+            "image_size": predictor.run.preprocess.image_size,
+            "limits": asdict(self.limits),
+        }
 
     def check(self, options: Options) -> None:
         """Raise HTTPException if the model does not support the options: no gates, or fewer labels than `top_k`."""
@@ -212,23 +199,24 @@ class Service:
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
-        late = HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
+        seconds = self.limits.seconds
+        late = HTTPException(408, f"the request did not arrive within {seconds:g} s", {"Connection": "close"})
         reserved = 0
 
         def arrived(images: int) -> None:
             nonlocal late, reserved
-            late = HTTPException(504, f"there is no result after {self.seconds:g} s")
+            late = HTTPException(504, f"there is no result after {seconds:g} s")
             require_places(images - reserved)
             self.active += images - reserved
             reserved = images
 
         def require_places(count: int) -> None:
-            if self.active + count > self._queue:
+            if self.active + count > self.limits.queue:
                 raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
 
         try:
             require_places(1)
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(seconds):
                 yield arrived
         except TimeoutError as error:
             raise late from error
@@ -275,7 +263,7 @@ class Service:
         if isinstance(content, BadImage):
             return content
         try:
-            return await asyncio.wrap_future(self._readers.submit(content, name))
+            return await asyncio.wrap_future(self.readers.submit(content, name))
         except BadImage as error:
             return error
         except WorkerLost as error:

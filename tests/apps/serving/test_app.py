@@ -2,10 +2,8 @@
 
 import asyncio
 import base64
-import copy
 import io
 import re
-from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -17,9 +15,12 @@ from helpers.drawn_images import encoded
 from PIL import Image
 from starlette import formparsers
 
+from mlmoe_jax.apps.serving import service as service_module
+from mlmoe_jax.apps.serving.request_images import Limits
 from mlmoe_jax.apps.serving.server import LOOPBACK, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.runtime.workers import Workers
 
 
 def programs(labeler) -> int:
@@ -52,10 +53,11 @@ def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(a
 
 
 def test_an_image_that_its_decoder_does_not_survive_spoils_nothing(labeler, monkeypatch):
-    monkeypatch.setattr("mlmoe_jax.apps.serving.service._DECODE_SECONDS", 0.5)
-    hostile = copy.copy(labeler)
-    hostile.reader = SimpleNamespace(encoded=hostile_decoder.decode)
-    with client_of(service := Service(hostile)) as send:
+    monkeypatch.setattr(service_module, "_DECODE_SECONDS", 0.5)
+    monkeypatch.setattr(
+        service_module, "Workers", lambda _, *given, **more: Workers(hostile_decoder.decode, *given, **more)
+    )
+    with client_of(service := Service(labeler)) as send:
         answers = send(
             *({"url": "/predict", "files": [("a", (what.decode(), what))]} for what in (b"sleep", b"crash", b"memory"))
         )
@@ -64,7 +66,7 @@ def test_an_image_that_its_decoder_does_not_survive_spoils_nothing(labeler, monk
         (422, "cannot read crash as an image: its process has ended; store it again"),
         (422, "cannot read memory as an image: its process has ended; store it again"),
     ]
-    assert service._readers.replaced == 3
+    assert service.readers.replaced == 3
 
 
 def test_files_of_a_form_stay_in_memory(ask, monkeypatch):
@@ -167,7 +169,7 @@ def test_nothing_is_lost_and_answers_match_their_requests(labeler):
 
 
 def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
-    service = Service(slowed(labeler, 0.1), queue=3, wait=0.0)
+    service = Service(slowed(labeler, 0.1), Limits(images=3, queue=3))
     with client_of(service) as send:
         answers = send(*(image_request(n) for n in range(12)))
         files = [("a", ("a.png", encoded(color(1))))] * 4
@@ -180,7 +182,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
 
 
 def test_late_results_are_504_and_late_requests_408(labeler):
-    service = Service(slowed(labeler, 0.5), seconds=0.2)
+    service = Service(slowed(labeler, 0.5), Limits(seconds=0.2))
 
     async def never():
         yield b"\x89PNG"
