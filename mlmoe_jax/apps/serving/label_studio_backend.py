@@ -14,7 +14,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -69,7 +69,11 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
             results = await _label(service, task_images, addresses, arrived)
         require_readable(results)
         choices = frozenset(control.values or predictor.names)  # Label Studio refuses labels that are not among them
-        predictions = [_predictions(result, name, control.image, choices, version) for result in results]
+        predictions: list[list[dict[str, Any]]] = [[] for _ in results]
+        for result, made in zip(results, predictions, strict=True):
+            if "error" not in result:
+                labels = [label for label in result["labels"] if label in choices]
+                made.append(prediction(labels, result["scores"], version, control=name, image=control.image))
         return {"model_version": version, "results": predictions}
 
 
@@ -84,15 +88,6 @@ async def _label(
         arrived(len(part))
         results += await service.results(await task_images.read_all(part), Options())
     return results
-
-
-def _predictions(
-    result: dict[str, Any], name: str, image: str, choices: Collection[str], version: str
-) -> list[dict[str, Any]]:
-    if "error" in result:
-        return []
-    labels = [label for label in result["labels"] if label in choices]
-    return [prediction(labels, result["scores"], version, control=name, image=image)]
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
@@ -165,19 +160,19 @@ class TaskImages:
 
     def _read(self, address: Any) -> tuple[str, bytes | BadImage]:
         name = str(address)[:100]
-        if not isinstance(address, str):
-            return name, BadImage(f"cannot read {name} as an image: the task has no address of an image")
         try:
             return name, self.read(address)
         except (UserError, OSError, ValueError, http.client.HTTPException) as error:
             return name, BadImage(f"cannot read {name} as an image: {reason_of(error)}")
 
-    def read(self, address: str) -> bytes:
+    def read(self, address: Any) -> bytes:
         """Return the content of the image file at an address of a task.
 
         Raises UserError, OSError, ValueError or http.client.HTTPException if the address is not allowed or cannot be
         read.
         """
+        if not isinstance(address, str):
+            raise UserError("the task has no address of an image")
         if address.startswith("data:"):
             return base64.b64decode(address.partition("base64,")[2], validate=True)
         if self._folder and (not self._server or urlsplit(address).path.rstrip("/") == LOCAL_FILES):

@@ -9,9 +9,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step
-from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size
+from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Prediction
@@ -81,8 +80,7 @@ class Labeler:
                     return
                 with shortage_explained("label on a device with more memory"):
                     outputs = self.label([blank] * size, kind)
-                if not np.isfinite(outputs[0].logits).all():
-                    raise UserError("the model returns non-finite scores: its training has diverged; train it again")
+                require_finite(outputs[0].logits)
                 seconds[size] = self._time([blank] * size, kind)
             self._batch_sizes[kind] = first_batch_sizes(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())

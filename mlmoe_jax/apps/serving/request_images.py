@@ -13,12 +13,12 @@ from mlmoe_jax.runtime.text import printable
 
 RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
 _LONGEST_NAME = 200
-_BYTES = {"type": "string", "format": "binary"}
-_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
+_IMAGE = {"schema": {"type": "string", "format": "binary"}}
+_IMAGES = {"schema": {"type": "object", "properties": {"images": {"type": "array", "items": _IMAGE["schema"]}}}}
 # The body of /predict in the OpenAPI document: one image, or several as the files of a form.
 BODY = {
     "required": True,
-    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
+    "content": {"image/*": _IMAGE, RAW: _IMAGE, MULTIPART: _IMAGES},
 }
 
 # Pairs (name, content), where the content is an encoded image, or the error of an unreadable image.
@@ -110,7 +110,9 @@ async def _read_files(request: Request, limits: Limits) -> RequestImages:
         raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files") from error
     try:
         files = [value for _, value in form.multi_items() if not isinstance(value, str)]
-        names = [printable(file.filename or f"image {at}", _LONGEST_NAME) for at, file in enumerate(files)]
-        return [(name, await file.read()) for name, file in zip(names, files, strict=True)]
+        return [
+            (printable(file.filename or f"image {at}", _LONGEST_NAME), await file.read())
+            for at, file in enumerate(files)
+        ]
     finally:
         await form.close()

@@ -7,9 +7,7 @@ import base64
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,8 +92,7 @@ class Service:
     Args:
       labeler: the model.
       limits: the limits of requests.
-      ready: function that is called when the model is compiled.
-      failed: function that is called with the exception if the compilation fails.
+      compiled: function that is called when the model is compiled, with None or the error of the compilation.
 
     Attributes:
       labeler: the model.
@@ -112,13 +109,10 @@ class Service:
         labeler: Labeler,
         limits: Limits = LIMITS,
         *,
-        ready: Callable[[], None] = lambda: None,
-        failed: Callable[[Exception], None] = lambda error: None,
+        compiled: Callable[[Exception | None], None] = lambda error: None,
     ):
-        self.labeler, self.limits, self.state, self.active = labeler, limits, STARTING, 0
-        self._ready, self._failed = ready, failed
-        # One thread calls the model, so that only one batch takes memory.
-        self._device = ThreadPoolExecutor(1, "device")
+        self.labeler, self.limits, self._compiled = labeler, limits, compiled
+        self.state, self.active = STARTING, 0
         reader, most_pixels = ImageReader.from_config(labeler.predictor.run.config.data), int(limits.megapixels * 1e6)
         reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
         self.readers = Workers(reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
@@ -127,11 +121,9 @@ class Service:
             lambda: len(self._batcher), lambda: self.active, lambda: self.readers.replaced, sizes
         )
         self._batcher = Batcher(
-            self._label_batch,
-            {kind: sizes[-1] for kind, sizes in labeler.sizes.items()},
-            next_size=labeler.next_batch_size,
+            labeler,
+            self.metrics.batches.observe,
             wait=_WAIT,
-            device=self._device,
             more_expected=lambda: self.active > len(self._batcher),  # images that are being read
         )
 
@@ -139,14 +131,13 @@ class Service:
     async def run(self) -> None:
         """Compile the model, and then label queued images, until `stop` has been called and the queue is empty."""
         try:
-            compile_all = partial(self.labeler.compile, lambda: self.state == STOPPING)
-            await asyncio.get_running_loop().run_in_executor(self._device, compile_all)
+            await asyncio.to_thread(self.labeler.compile, lambda: self.state == STOPPING)
         except Exception as error:  # raised by `serve`
-            self._failed(error)
+            self._compiled(error)
             return
         if self.state == STARTING:
             self.state = READY
-            self._ready()
+            self._compiled(None)
         await self._batcher.run()
 
     def stop(self) -> None:
@@ -155,9 +146,8 @@ class Service:
         self._batcher.close()
 
     def close(self) -> None:
-        """Shut the threads and processes down. Call this after `run` has returned."""
+        """End the processes. Call this after `run` has returned."""
         self.readers.kill()
-        self._device.shutdown(cancel_futures=True)
         self.readers.close()
 
     # ---------------------------------------------------------------------------------------------------- a request
@@ -236,13 +226,12 @@ class Service:
         self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
         outputs = iter(await self._batcher.submit(readable, EXPLAINED if options.attention else LABELED))
         self.metrics.images.labels("labeled").inc(len(readable))
-        results = []
-        for (name, _), image in zip(images, decoded, strict=True):
-            if isinstance(image, BadImage):
-                results.append({"image": name, "error": str(image)})
-            else:
-                results.append(self._result(name, image, next(outputs), options))
-        return results
+        return [
+            {"image": name, "error": str(image)}
+            if isinstance(image, BadImage)
+            else self._result(name, image, next(outputs), options)
+            for (name, _), image in zip(images, decoded, strict=True)
+        ]
 
     async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
         """Decode the images of a request. The more time they take, the longer they wait for other requests."""
@@ -268,10 +257,6 @@ class Service:
             return error
         except WorkerLost as error:
             return BadImage(f"cannot read {name} as an image: {error}; store it again")
-
-    def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Prediction]:
-        self.metrics.batches.observe(len(images))
-        return self.labeler.label(images, kind)
 
     def _result(self, name: str, image: np.ndarray, output: Prediction, options: Options) -> dict[str, Any]:
         predictor = self.labeler.predictor
