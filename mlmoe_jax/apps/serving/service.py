@@ -34,6 +34,11 @@ _READERS = min(4, os.cpu_count() or 1)  # processes that decode one image at a t
 _DECODE_SECONDS = 10.0  # the longest time that decoding one image may take
 _DECODE_BYTES = 3 * MAX_DECODED  # of decoding, of the decoded array, and of the process itself
 _PENALTY = 10  # seconds that a request waits behind others per second that its images were decoded
+_GAUGES = {
+    "queue_images": "Images that wait for a batch.",
+    "taken_images": "Images that are being read, wait or are being labeled.",
+    "replaced_readers": "Processes that decode images, replaced because an image took too long or they ended.",
+}
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -56,30 +61,19 @@ class ServerMetrics:
     """The Prometheus metrics of one server.
 
     Args:
-      waiting: function that returns the number of images that wait for a batch.
-      active: function that returns the number of images in progress, which are read, waiting or labeled.
-      replaced: function that returns the number of replaced processes, see `Workers`.
       sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
+      gauges: a function for each name in _GAUGES, which returns its value.
     """
 
-    def __init__(
-        self,
-        waiting: Callable[[], int],
-        active: Callable[[], int],
-        replaced: Callable[[], int],
-        sizes: tuple[int, ...],
-    ):
+    def __init__(self, sizes: tuple[int, ...], **gauges: Callable[[], int]):
         self._registry = CollectorRegistry()
         options = {"registry": self._registry}
         self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **options)
         self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **options)
         self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **options)
         self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **options)
-        Gauge("mlmoe_queue_images", "Images that wait for a batch.", **options).set_function(waiting)
-        text = "Images that are being read, wait or are being labeled."
-        Gauge("mlmoe_taken_images", text, **options).set_function(active)
-        text = "Processes that decode images and were replaced, because an image took too long or they failed."
-        Gauge("mlmoe_replaced_readers", text, **options).set_function(replaced)
+        for name, value in gauges.items():
+            Gauge(f"mlmoe_{name}", _GAUGES[name], **options).set_function(value)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -116,9 +110,12 @@ class Service:
         reader, most_pixels = ImageReader.from_config(labeler.predictor.run.config.data), int(limits.megapixels * 1e6)
         reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
         self.readers = Workers(reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
-        self._turns, sizes = Turns(_READERS), labeler.sizes[LABELED]
+        self._turns = Turns(_READERS)
         self.metrics = ServerMetrics(
-            lambda: len(self._batcher), lambda: self.active, lambda: self.readers.replaced, sizes
+            labeler.sizes[LABELED],
+            queue_images=lambda: len(self._batcher),
+            taken_images=lambda: self.active,
+            replaced_readers=lambda: self.readers.replaced,
         )
         self._batcher = Batcher(
             labeler,
