@@ -14,7 +14,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -69,11 +69,8 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
             results = await _label(service, task_images, addresses, arrived)
         require_readable(results)
         choices = frozenset(control.values or predictor.names)  # Label Studio refuses labels that are not among them
-        predictions: list[list[dict[str, Any]]] = [[] for _ in results]
-        for result, made in zip(results, predictions, strict=True):
-            if "error" not in result:
-                labels = [label for label in result["labels"] if label in choices]
-                made.append(prediction(labels, result["scores"], version, control=name, image=control.image))
+        tags = {"control": name, "image": control.image}
+        predictions = [_predictions(result, choices, version, tags) for result in results]
         return {"model_version": version, "results": predictions}
 
 
@@ -88,6 +85,15 @@ async def _label(
         arrived(len(part))
         results += await service.results(await task_images.read_all(part), Options())
     return results
+
+
+def _predictions(
+    result: dict[str, Any], choices: Collection[str], version: str, tags: dict[str, str]
+) -> list[dict[str, Any]]:
+    if "error" in result:
+        return []
+    labels = [label for label in result["labels"] if label in choices]
+    return [prediction(labels, result["scores"], version, **tags)]
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:

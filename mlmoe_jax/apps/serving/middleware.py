@@ -52,7 +52,7 @@ class Guard:
     """
 
     def __init__(self, app: FastAPI, service: Service, hosts: Collection[str]):
-        self._app, self._service, self._hosts = app, service, hosts
+        self._app, self._metrics, self._seconds, self._hosts = app, service.metrics, service.limits.seconds, hosts
         self._paths = {route.path for route in app.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +60,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        started, late = time.perf_counter(), asyncio.get_running_loop().time() + self._service.limits.seconds
+        started, late = time.perf_counter(), asyncio.get_running_loop().time() + self._seconds
         complete = "expect" in headers
 
         async def receive_part() -> Message:
@@ -81,8 +81,8 @@ class Guard:
                     await drop_rest()
                 MutableHeaders(scope=message).update(HEADERS)
                 path = scope["path"] if scope["path"] in self._paths else "other"
-                self._service.metrics.requests.labels(path, str(message["status"])).inc()
-                self._service.metrics.seconds.labels(path).observe(time.perf_counter() - started)
+                self._metrics.requests.labels(path, str(message["status"])).inc()
+                self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
             await send(message)
 
         refusal = self._refusal(scope["method"], headers)
