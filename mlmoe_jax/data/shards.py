@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.storage import Folder, atomic_file
-from mlmoe_jax.runtime.workers import START, can_start, follow_parent
+from mlmoe_jax.runtime.workers import WorkerLost, Workers, can_start
 
 JPEG_QUALITY = 95  # for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
@@ -132,17 +130,13 @@ def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -
     if processes <= 1 or not can_start():
         yield from map(writer, shards)
         return
-    executor = ProcessPoolExecutor(processes, multiprocessing.get_context(START), follow_parent)
-    try:
-        for future in as_completed([executor.submit(writer, shard) for shard in shards]):
-            yield future.result()
-    except BrokenProcessPool as error:
-        for worker in multiprocessing.active_children():  # the pool would wait for a worker that has just started
-            worker.kill()
-        raise UserError(
-            "a packing process was killed, perhaps because memory ran out; lower --config.data.workers and repeat "
-            "the command to resume"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # a broken pool may already have closed its pipes
-            executor.shutdown(cancel_futures=True)
+    with contextlib.closing(Workers(writer, processes)) as workers:
+        try:
+            for future in as_completed([workers.submit(shard) for shard in shards]):
+                yield future.result()
+        except WorkerLost as error:
+            workers.kill()  # instead of waiting for the shards in progress
+            raise UserError(
+                "a packing process was killed, perhaps because memory ran out; lower --config.data.workers and repeat "
+                "the command to resume"
+            ) from error

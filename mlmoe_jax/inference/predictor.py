@@ -257,8 +257,7 @@ class Predictor:
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
         ):
-            if not np.isfinite(output["logits"][output["mask"] > 0]).all():
-                raise UserError("the model returns non-finite scores: its training has diverged; train it again")
+            require_finite(output["logits"][output["mask"] > 0])
             yield output
 
     def _batch_results(
@@ -325,6 +324,12 @@ def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresho
         status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
         return Thresholds.fixed(names, threshold)
     return replace(stored, calibration=calibration)
+
+
+def require_finite(logits: np.ndarray) -> None:
+    """Raise UserError if a logit is not finite."""
+    if not np.isfinite(logits).all():
+        raise UserError("the model returns non-finite scores: its training has diverged; train it again")
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:

@@ -5,7 +5,6 @@ what a client sees that breaks off are tested with sockets.
 """
 
 import asyncio
-import base64
 import contextlib
 import copy
 import json
@@ -19,24 +18,22 @@ import uvicorn
 
 from helpers.color_model import HALVES, color, make_run
 from helpers.drawn_images import encoded
-from mlmoe_jax.apps.serving.labeler import Labeler, RequestLimits
+from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.data.sources.label_studio_export import labeling_config
 from mlmoe_jax.inference.predictor import Predictor
 
 PNG = {"Content-Type": "image/png"}
-LIMITS = RequestLimits()
-INFER = "/v2/models/classifier/infer"
 CHOICES = labeling_config(["red", "green", "blue"])  # without the label dark
 ENTRIES = ["first", "second"]
 
 
-def make_labeler(bias: float = 0.0, limits: RequestLimits = LIMITS, **settings) -> Labeler:
+def make_labeler(bias: float = 0.0, **settings) -> Labeler:
     """Return a labeler; settings: of config.serve."""
     run = make_run(bias=bias)
     run.config.serve.update(settings)
-    labeler = Labeler(Predictor(run, HALVES), limits)
+    labeler = Labeler(Predictor(run, HALVES))
     labeler.gate_entries = {"g": ENTRIES, "static": ENTRIES}
     return labeler
 
@@ -102,27 +99,6 @@ def in_thread(server: uvicorn.Server) -> Iterator[tuple[tuple[str, int], Callabl
 def image_request(*channels: int, url: str = "/predict") -> dict:
     """An image of one color."""
     return {"url": url, "content": encoded(color(*channels)), "headers": PNG}
-
-
-# Two files, in the two forms that a tensor of the Open Inference Protocol may have.
-FILES = [encoded(color(150, 90, 200)), encoded(color(20, 130, 99))]
-TEXTS = [base64.b64encode(file).decode() for file in FILES]
-BINARY = b"".join(len(file).to_bytes(4, "little") + file for file in FILES)
-
-
-def message(*outputs, size: int | None = None, **changes) -> dict:
-    """The JSON of a request with FILES; with `size`, for binary data of this size after it; changes: of the tensor."""
-    content = {"data": TEXTS} if size is None else {"parameters": {"binary_data_size": size}}
-    parameters = changes.pop("parameters", {})
-    listed = {"outputs": [{"name": name, "parameters": more} for name, more in outputs]} if outputs else {}
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [2]} | content | changes
-    return {"id": "7", "parameters": parameters, "inputs": [tensor], **listed}
-
-
-def binary(head: dict, content: bytes = BINARY, length: str | None = None) -> dict:
-    """A request with binary data after its JSON."""
-    text = json.dumps(head).encode()
-    return {"content": text + content, "headers": {"Inference-Header-Content-Length": length or str(len(text))}}
 
 
 def tasks(*images, config: str = CHOICES) -> dict:

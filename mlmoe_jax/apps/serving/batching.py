@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from mlmoe_jax.apps.serving.labeler import Labeler
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,22 @@ class Batcher:
     All images of a batch have the same kind of output, such as LABELED or EXPLAINED of labeler.py.
 
     Args:
-      label: function (images, kind) -> one output per image. It is called in `device`.
-      largest: kind -> the largest number of images in a batch.
-      next_size: function (number of queued images of the kind, kind) -> number of images in the next batch.
+      labeler: the model.
+      observe: function that is called with the number of images of each batch.
       wait: the longest time in seconds that an image waits for more images while no batch is in progress.
-      device: the executor whose thread calls `label`.
       more_expected: function that returns whether more images will arrive soon. If it returns False, no image waits.
     """
 
     def __init__(
         self,
-        label: Callable[[Sequence[Any], str], Sequence[Any]],
-        largest: Mapping[str, int],
+        labeler: Labeler,
+        observe: Callable[[int], None],
         *,
-        next_size: Callable[[int, str], int] = lambda count, kind: count,
         wait: float,
-        device: Executor,
-        more_expected: Callable[[], bool] = lambda: True,
+        more_expected: Callable[[], bool],
     ):
-        self._label, self._largest, self._next_size = label, largest, next_size
-        self._wait, self._device, self._more_expected = wait, device, more_expected
+        self._labeler, self._observe, self._wait, self._more_expected = labeler, observe, wait, more_expected
+        self._device = ThreadPoolExecutor(1, "device")  # of one thread, so that only one batch takes memory
         self._queue: list[_Waiting] = []
         self._changed, self._closing = asyncio.Event(), False
 
@@ -62,7 +60,7 @@ class Batcher:
     async def submit(self, images: Sequence[Any], kind: str) -> list[Any]:
         """Add images to the queue, wait for their batches, and return one output per image, in the given order.
 
-        If the calling task is canceled, its images are removed from the queue. Raises the exceptions of `label`.
+        If the calling task is canceled, its images are removed from the queue. Raises the exceptions of the model.
         """
         loop = asyncio.get_running_loop()
         added = [_Waiting(image, kind, loop.create_future(), loop.time()) for image in images]
@@ -75,8 +73,9 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while batch := await self._next():
             images = [waiting.image for waiting in batch]
+            self._observe(len(images))
             try:
-                outputs = await loop.run_in_executor(self._device, self._label, images, batch[0].kind)
+                outputs = await loop.run_in_executor(self._device, self._labeler.label, images, batch[0].kind)
             except Exception as error:  # an error of the requests of this batch only
                 outputs = [error] * len(batch)
             for waiting, output in zip(batch, outputs, strict=True):
@@ -86,6 +85,7 @@ class Batcher:
                     waiting.answer.set_exception(output)
                 else:
                     waiting.answer.set_result(output)
+        self._device.shutdown()
 
     def close(self) -> None:
         """Let `run` end once the queue is empty."""
@@ -111,7 +111,7 @@ class Batcher:
         """Return the seconds that the oldest image may still wait for more images; at most 0 if it should not wait."""
         oldest = self._queue[0]
         count = sum(waiting.kind == oldest.kind for waiting in self._queue)
-        if count >= self._largest[oldest.kind] or self._closing or not self._more_expected():
+        if count >= self._labeler.sizes[oldest.kind][-1] or self._closing or not self._more_expected():
             return 0.0
         return oldest.since + self._wait - asyncio.get_running_loop().time()
 
@@ -121,8 +121,8 @@ class Batcher:
         The images of the batch have the kind of the oldest image, and are in the order of their arrival.
         """
         kind = self._queue[0].kind
-        same_kind = [waiting for waiting in self._queue if waiting.kind == kind][: self._largest[kind]]
-        batch = same_kind[: self._next_size(len(same_kind), kind)]
+        same_kind = [waiting for waiting in self._queue if waiting.kind == kind]
+        batch = same_kind[: self._labeler.next_batch_size(len(same_kind), kind)]
         taken = set(map(id, batch))
         self._queue = [waiting for waiting in self._queue if id(waiting) not in taken]
         return batch

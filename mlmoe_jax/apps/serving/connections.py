@@ -15,12 +15,13 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mlmoe_jax.apps.serving.service import REQUEST_SECONDS, Service
+from mlmoe_jax.apps.serving.request_images import LIMITS
+from mlmoe_jax.apps.serving.service import Service
 from mlmoe_jax.errors import INTERRUPTED
 from mlmoe_jax.runtime.progress import status
 
 HEAD_SECONDS = 10.0  # the longest time until the head of a request has arrived
-_ANSWER_SECONDS = REQUEST_SECONDS + 15  # and from there until its answer is read
+_ANSWER_SECONDS = LIMITS.seconds + 15  # and from there until its answer is read
 # After SIGTERM or Ctrl-C: for the rest of a body, for answers, and until the process ends, whatever it does. A
 # container is killed after 10 s.
 REST_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 2.0, 5, 8.0
@@ -120,5 +121,5 @@ class LimitedServer(uvicorn.Server):
 
     def _end(self) -> None:
         status(f"stopped after {STOP_SECONDS:g} s; images that are not labeled: {self._service.active}")
-        self._service.kill_readers()
+        self._service.readers.kill()
         os._exit(INTERRUPTED if signal.SIGINT in self._captured_signals else self._code)

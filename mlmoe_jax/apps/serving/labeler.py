@@ -1,19 +1,16 @@
-"""Decode images and label them with a model that is compiled in advance for a few batch sizes."""
+"""Label decoded images with a model that is compiled in advance for a few batch sizes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import numpy as np
 
-from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step
-from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size
+from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Prediction
@@ -49,21 +46,6 @@ def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
     return first
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """The limits of a request.
-
-    Attributes:
-      images: the largest number of images.
-      megabytes: the largest size of the body in MiB.
-      megapixels: the largest number of pixels of an image, in millions.
-    """
-
-    images: int = 32
-    megabytes: int = 16
-    megapixels: float = 50.0
-
-
 class Labeler:
     """The model of a predictor, compiled for batches of decoded images.
 
@@ -71,24 +53,18 @@ class Labeler:
 
     Attributes:
       predictor: the predictor.
-      limits: the limits of requests.
-      name: the name of the model in the Open Inference Protocol.
       gate_entries: name of a gate -> names of its entries.
       sizes: kind of batch -> the compiled batch sizes, in increasing order.
-      reader: the decoder of images to the input of the model, u8[H,W,3]. It can be pickled.
     """
 
-    def __init__(self, predictor: Predictor, limits: RequestLimits = RequestLimits()):
+    def __init__(self, predictor: Predictor):
         run = predictor.run
-        self.predictor, self.limits, self._run = predictor, limits, run
-        self.name = run.config.serve.name
+        self.predictor, self._run = predictor, run
         self.gate_entries = head_class(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
-        self._batch_sizes = {kind: first_batch_sizes(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
-        reader, most_pixels = ImageReader.from_config(run.config.data), int(limits.megapixels * 1e6)
-        self.reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
+        self._batch_sizes: dict[str, list[int]] = {}  # of the compiled kinds
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """Compile and time `label` for each kind and size of batch. Return early if `stopping` returns True.
@@ -104,8 +80,7 @@ class Labeler:
                     return
                 with shortage_explained("label on a device with more memory"):
                     outputs = self.label([blank] * size, kind)
-                if not np.isfinite(outputs[0].logits).all():
-                    raise UserError("the model returns non-finite scores: its training has diverged; train it again")
+                require_finite(outputs[0].logits)
                 seconds[size] = self._time([blank] * size, kind)
             self._batch_sizes[kind] = first_batch_sizes(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())
@@ -152,17 +127,6 @@ class Labeler:
         batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
         batch = jax.device_get(replace(batch, terms={}, penalties={}))
         return [_image_output(batch, row) for row in range(len(images))]
-
-    def describe(self) -> dict[str, Any]:
-        """Return the description of the model, which can be written as JSON.
-
-        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `gates` (name of a gate ->
-        names of its entries) and `image_size` (in pixels).
-        """
-        thresholds = [None if value == float("inf") else value for value in self.predictor.thresholds.tolist()]
-        pairs = zip(self.predictor.names, thresholds, strict=True)
-        labels = [{"name": name, "threshold": threshold} for name, threshold in pairs]
-        return {"labels": labels, "gates": self.gate_entries, "image_size": self._run.preprocess.image_size}
 
 
 def _image_output(batch: Prediction, row: int) -> Prediction:

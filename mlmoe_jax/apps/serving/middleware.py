@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Collection
 
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from mlmoe_jax.apps.serving.service import ServerMetrics
+from mlmoe_jax.apps.serving.service import Service
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -37,25 +38,22 @@ class Guard:
     It refuses requests that a web page of another site sends, adds HEADERS to every response, and counts the responses.
 
     Many clients read the response only after they have sent the whole body, and fail if the connection is closed
-    earlier. Therefore, the rest of the body is read and dropped before the response begins. Reading stops `seconds`
-    after the start of the request or after _MOST_DROPPED bytes. Nothing is read if the client waits for permission to
+    earlier. Therefore, the rest of the body is read and dropped before the response begins. Reading stops at the
+    time limit of the request or after _MOST_DROPPED bytes. Nothing is read if the client waits for permission to
     send the body (header Expect).
 
     Args:
       app: the application.
-      metrics: the counters of responses by path.
-      seconds: time limit of a request in seconds.
+      service: the service, with the time limit of a request and the counters of responses by path. Requests for paths
+        that the application does not have are counted together.
       hosts: the host names that the header Host may have; empty = all. A server on a loopback address must check the
         host name. Otherwise, a web page of another site could reach it with DNS rebinding, by a name of that site which
         resolves to this machine.
-      paths: the paths of the application. Requests for all other paths are counted together.
     """
 
-    def __init__(
-        self, app: ASGIApp, metrics: ServerMetrics, seconds: float, hosts: Collection[str], paths: Collection[str]
-    ):
-        self._app, self._metrics, self._seconds = app, metrics, seconds
-        self._hosts, self._paths = hosts, paths
+    def __init__(self, app: FastAPI, service: Service, hosts: Collection[str]):
+        self._app, self._metrics, self._seconds, self._hosts = app, service.metrics, service.limits.seconds, hosts
+        self._paths = {route.path for route in app.routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from fastapi import HTTPException, Request, UploadFile
+from fastapi import HTTPException, Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.runtime.text import printable
 
 RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
 _LONGEST_NAME = 200
-_BYTES = {"type": "string", "format": "binary"}
-_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
+_IMAGE = {"schema": {"type": "string", "format": "binary"}}
+_IMAGES = {"schema": {"type": "object", "properties": {"images": {"type": "array", "items": _IMAGE["schema"]}}}}
 # The body of /predict in the OpenAPI document: one image, or several as the files of a form.
 BODY = {
     "required": True,
-    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
+    "content": {"image/*": _IMAGE, RAW: _IMAGE, MULTIPART: _IMAGES},
 }
 
-# Pairs (name, content), where the content is an encoded image, pixels u8[H,W,3], or the error of an unreadable image.
-RequestImages = Sequence[tuple[str, bytes | np.ndarray | BadImage]]
+# Pairs (name, content), where the content is an encoded image, or the error of an unreadable image.
+RequestImages = Sequence[tuple[str, bytes | BadImage]]
 
 
-async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield the body of a request in parts. Raise HTTPException (413) if the body is larger than `most` bytes."""
-    size = 0
+@dataclass(frozen=True)
+class Limits:
+    """The limits of requests.
+
+    Attributes:
+      images: the largest number of images of a request; at most `queue`.
+      megabytes: the largest size of a body in MiB.
+      megapixels: the largest number of pixels of an image, in millions.
+      seconds: the longest time until a body has arrived, and from there until its result.
+      queue: the largest number of images in progress: decoded, waiting or labeled. More get the status 429.
+    """
+
+    images: int = 32
+    megabytes: int = 16
+    megapixels: float = 50.0
+    seconds: float = 30.0
+    queue: int = 128
+
+
+LIMITS = Limits()
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request. Raise HTTPException (413) if it is too large."""
+    return b"".join([part async for part in _parts(request, limits)])
+
+
+async def _parts(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+    size, most = 0, limits.megabytes << 20
     declared = int(request.headers.get("content-length", "0"))
     if declared <= most:
         async for part in request.stream():
@@ -38,34 +65,19 @@ async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
         raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
 
 
-def require_small_json(text: bytes, most: int, lists: int) -> None:
-    """Raise HTTPException (413) if JSON text may have more than `most` names, texts and objects, or more than `lists`.
-
-    Counting takes milliseconds. Parsing would hold the interpreter for seconds, and every other request with it.
-    Numbers do not count, because they are parsed quickly.
-    """
-    if text.count(b'"') // 2 + text.count(b"{") > most or text.count(b"[") > lists:
-        raise HTTPException(413, f"the JSON has more than {most:,} names, texts and objects, or {lists:,} lists")
-
-
-async def read_request_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> RequestImages:
+async def read_request_images(request: Request, limits: Limits) -> RequestImages:
     """Return (name, encoded content) of each image of a request to /predict.
 
     The name is the file name that the client sends, or "image" with a number.
-
-    Args:
-      request: the request.
-      body: the parts of the body, as `limited_body` yields them.
-      most_images: the largest number of images.
 
     Raises:
       HTTPException: the body is neither an image nor a form, has no image, or exceeds a limit.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == MULTIPART:
-        images = await _read_files(request, body, most_images)
+        images = await _read_files(request, limits)
     elif kind == RAW or kind.startswith("image/"):
-        images = [("image 0", b"".join([part async for part in body]))]
+        images = [("image 0", await read_body(request, limits))]
     else:
         raise HTTPException(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
     if not any(content for _, content in images):
@@ -83,13 +95,14 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -> RequestImages:
+async def _read_files(request: Request, limits: Limits) -> RequestImages:
     async def whole() -> AsyncIterator[bytes]:
-        async for part in body:
+        async for part in _parts(request, limits):
             yield part
         if not parser.complete:  # the parser accepts a truncated form; it closes its files after an error
             raise MultiPartException("the form is truncated")
 
+    most = limits.images
     parser = _FormParser(request.headers, whole(), max_files=most, max_fields=most)
     try:
         form = await parser.parse()
@@ -97,11 +110,9 @@ async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -
         raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files") from error
     try:
         files = [value for _, value in form.multi_items() if not isinstance(value, str)]
-        return [(_file_name(file, at), await file.read()) for at, file in enumerate(files)]
+        return [
+            (printable(file.filename or f"image {at}", _LONGEST_NAME), await file.read())
+            for at, file in enumerate(files)
+        ]
     finally:
         await form.close()
-
-
-def _file_name(file: UploadFile, at: int) -> str:
-    name = "".join(letter for letter in (file.filename or "") if letter.isprintable())[:_LONGEST_NAME]
-    return name or f"image {at}"

@@ -3,7 +3,7 @@
 from mlmoe_jax.runtime.keys import PathKey, TextKey, section
 
 SERVE_KEYS = section(
-    "The name of the model of --mode=serve, and the images of Label Studio's tasks.",
+    "The images of Label Studio's tasks that --mode=serve reads.",
     stages=("serve",),
     on_resume="free",
     shared="default",
@@ -11,5 +11,4 @@ SERVE_KEYS = section(
     label_studio=TextKey(
         "", "Label Studio server whose images are fetched with the token $LABEL_STUDIO_API_KEY; if empty, none."
     ),
-    name=TextKey("classifier", "Name of the model in the Open Inference Protocol."),
 )

@@ -20,23 +20,24 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from mlmoe_jax.apps.serving.connections import LimitedServer
-from mlmoe_jax.apps.serving.kserve import add_inference_routes
 from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
-from mlmoe_jax.apps.serving.service import UNREADY, Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
-_ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
-_ASSETS |= {"/style.css": ("style.css", "text/css")}
+_ASSETS = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/style.css": ("style.css", "text/css"),
+}
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
@@ -56,15 +57,20 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
         await running
         service.close()
 
-    about = {"title": "mlmoe_jax", "version": __version__, "docs_url": None, "redoc_url": None}
-    app = FastAPI(**about, lifespan=lifespan, exception_handlers=_FAILURES)
+    app = FastAPI(
+        title="mlmoe_jax",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        exception_handlers=_FAILURES,
+    )
     add_image_routes(app, service)
     add_label_studio_routes(app, service)
-    add_inference_routes(app, service)
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
         app.add_route(path, asset, methods=["GET"], include_in_schema=False)
-    return Guard(app, service.metrics, service.seconds, hosts, {route.path for route in app.routes})
+    return Guard(app, service, hosts)
 
 
 def add_image_routes(app: FastAPI, service: Service) -> None:
@@ -78,16 +84,16 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
         """
         service.check(options)
         async with service.admit() as arrived:
-            images = await read_request_images(request, service.parts(request), service.most_images)
+            images = await read_request_images(request, service.limits)
             arrived(len(images))
             results = await service.results(images, options)
         require_readable(results)
         return JSONResponse({"results": results})
 
-    @app.get("/health", responses=UNREADY)
+    @app.get("/health", responses={503: {"description": "It is starting or stopping."}})
     async def health(response: Response) -> dict[str, str]:
         """Return the HTTP status 200 if the server is ready, and 503 otherwise."""
-        response.status_code = service.health
+        response.status_code = 200 if service.state == READY else 503
         return {"status": service.state}
 
     @app.get("/model")
@@ -120,11 +126,11 @@ _FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, Cli
 # ---------------------------------------------------------------------------------------------------------- the server
 def serve(
     folder: RunFolder,
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: Sequence[tuple[str, str]],
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    checkpoint: str = BEST,
+    host: str,
+    port: int,
+    checkpoint: str,
 ) -> Outcome:
     """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
@@ -133,7 +139,7 @@ def serve(
 
     Args:
       folder: the run folder.
-      overrides: pairs of config key and text.
+      overrides: as in `Predictor.from_run`.
       host: the address to listen on.
       port: the port to listen on; 0 = any free port.
       checkpoint: as in `Predictor.from_run`.
@@ -151,13 +157,16 @@ def serve(
         predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
         failures: list[Exception] = []
 
-        def failed(error: Exception) -> None:
-            failures.append(error)
-            server.should_exit = True
+        def compiled(error: Exception | None) -> None:
+            if error is None:
+                status(f"ready: {address}")
+            else:
+                failures.append(error)
+                server.should_exit = True
 
         code = OUTDATED if predictor.run.outdated else DONE
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        service = Service(Labeler(predictor), ready=lambda: status(f"ready: {address}"), failed=failed)
+        service = Service(Labeler(predictor), compiled=compiled)
         server = LimitedServer(make_app(service, hosts=own_names(host)), service, code)
         status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients get errors about damaged forms

@@ -7,35 +7,38 @@ import base64
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.readers import Readers, Turns
-from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.apps.serving.request_images import LIMITS, Limits, RequestImages
+from mlmoe_jax.apps.serving.turns import Turns
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.images import MAX_DECODED, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = 128  # the largest number of images in progress: decoded, waiting or labeled; more get the status 429
-WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
-REQUEST_SECONDS = 30.0  # time limit of a request
+_WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 _DIGITS = 5  # digits of weights in answers
-_READERS = min(4, os.cpu_count() or 1)  # images that are decoded at a time
+_READERS = min(4, os.cpu_count() or 1)  # processes that decode one image at a time each
+_DECODE_SECONDS = 10.0  # the longest time that decoding one image may take
+_DECODE_BYTES = 3 * MAX_DECODED  # of decoding, of the decoded array, and of the process itself
 _PENALTY = 10  # seconds that a request waits behind others per second that its images were decoded
-UNREADY: dict[int | str, Any] = {503: {"description": "It is starting or stopping."}}
-T = TypeVar("T")
+_GAUGES = {
+    "queue_images": "Images that wait for a batch.",
+    "taken_images": "Images that are being read, wait or are being labeled.",
+    "replaced_readers": "Processes that decode images, replaced because an image took too long or they ended.",
+}
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -58,30 +61,19 @@ class ServerMetrics:
     """The Prometheus metrics of one server.
 
     Args:
-      waiting: function that returns the number of images that wait for a batch.
-      active: function that returns the number of images in progress, which are read, waiting or labeled.
-      replaced: function that returns the number of replaced readers, see `Readers`.
       sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
+      gauges: a function for each name in _GAUGES, which returns its value.
     """
 
-    def __init__(
-        self,
-        waiting: Callable[[], int],
-        active: Callable[[], int],
-        replaced: Callable[[], int],
-        sizes: tuple[int, ...],
-    ):
+    def __init__(self, sizes: tuple[int, ...], **gauges: Callable[[], int]):
         self._registry = CollectorRegistry()
         options = {"registry": self._registry}
         self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **options)
         self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **options)
         self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **options)
         self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **options)
-        Gauge("mlmoe_queue_images", "Images that wait for a batch.", **options).set_function(waiting)
-        text = "Images that are being read, wait or are being labeled."
-        Gauge("mlmoe_taken_images", text, **options).set_function(active)
-        text = "Processes that decode images and were replaced, because an image took too long or they failed."
-        Gauge("mlmoe_replaced_readers", text, **options).set_function(replaced)
+        for name, value in gauges.items():
+            Gauge(f"mlmoe_{name}", _GAUGES[name], **options).set_function(value)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -93,45 +85,42 @@ class Service:
 
     Args:
       labeler: the model.
-      ready: function that is called when the model is compiled.
-      failed: function that is called with the exception if the compilation fails.
-      queue: the largest number of images in progress, see QUEUE.
-      wait: the longest time in seconds that an image waits for images that are being read, see WAIT.
-      seconds: time limit of a request in seconds, see REQUEST_SECONDS.
+      limits: the limits of requests.
+      compiled: function that is called when the model is compiled, with None or the error of the compilation.
 
     Attributes:
       labeler: the model.
+      limits: the limits of requests.
       state: STARTING, READY or STOPPING.
       active: the number of places in use: one per image in progress, and one per request whose images are not known
         yet.
-      seconds: time limit of a request in seconds.
+      readers: the processes that decode images.
       metrics: the Prometheus metrics.
     """
 
     def __init__(
         self,
         labeler: Labeler,
+        limits: Limits = LIMITS,
         *,
-        ready: Callable[[], None] = lambda: None,
-        failed: Callable[[Exception], None] = lambda error: None,
-        queue: int = QUEUE,
-        wait: float = WAIT,
-        seconds: float = REQUEST_SECONDS,
+        compiled: Callable[[Exception | None], None] = lambda error: None,
     ):
-        self.labeler, self.state, self.active = labeler, STARTING, 0
-        self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
-        # One thread calls the model, so that only one batch takes memory.
-        self._device, self._threads = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
-        self._readers, self._turns, sizes = Readers(_READERS), Turns(_READERS), labeler.sizes[LABELED]
+        self.labeler, self.limits, self._compiled = labeler, limits, compiled
+        self.state, self.active = STARTING, 0
+        reader, most_pixels = ImageReader.from_config(labeler.predictor.run.config.data), int(limits.megapixels * 1e6)
+        reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
+        self.readers = Workers(reader.encoded, _READERS, seconds=_DECODE_SECONDS, most_bytes=_DECODE_BYTES)
+        self._turns = Turns(_READERS)
         self.metrics = ServerMetrics(
-            lambda: len(self._batcher), lambda: self.active, lambda: self._readers.replaced, sizes
+            labeler.sizes[LABELED],
+            queue_images=lambda: len(self._batcher),
+            taken_images=lambda: self.active,
+            replaced_readers=lambda: self.readers.replaced,
         )
         self._batcher = Batcher(
-            self._label_batch,
-            {kind: sizes[-1] for kind, sizes in labeler.sizes.items()},
-            next_size=labeler.next_batch_size,
-            wait=wait,
-            device=self._device,
+            labeler,
+            self.metrics.batches.observe,
+            wait=_WAIT,
             more_expected=lambda: self.active > len(self._batcher),  # images that are being read
         )
 
@@ -139,14 +128,13 @@ class Service:
     async def run(self) -> None:
         """Compile the model, and then label queued images, until `stop` has been called and the queue is empty."""
         try:
-            compile_all = partial(self.labeler.compile, lambda: self.state == STOPPING)
-            await asyncio.get_running_loop().run_in_executor(self._device, compile_all)
+            await asyncio.to_thread(self.labeler.compile, lambda: self.state == STOPPING)
         except Exception as error:  # raised by `serve`
-            self._failed(error)
+            self._compiled(error)
             return
         if self.state == STARTING:
             self.state = READY
-            self._ready()
+            self._compiled(None)
         await self._batcher.run()
 
     def stop(self) -> None:
@@ -155,38 +143,26 @@ class Service:
         self._batcher.close()
 
     def close(self) -> None:
-        """Shut the threads and processes down. Call this after `run` has returned."""
-        self.kill_readers()
-        for threads in (self._device, self._threads):
-            threads.shutdown(cancel_futures=True)
-        self._readers.close()
-
-    def kill_readers(self) -> None:
-        """End the processes that decode images, which may be busy."""
-        self._readers.kill()
-
-    @property
-    def health(self) -> int:
-        """The HTTP status code of health checks: 200 if the server is ready, otherwise 503."""
-        return 200 if self.state == READY else 503
+        """End the processes. Call this after `run` has returned."""
+        self.readers.kill()
+        self.readers.close()
 
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
-        """Return the description of the model (`Labeler.describe`) with the key `limits`, the limits of requests."""
-        return self.labeler.describe() | {"limits": {**asdict(self.labeler.limits), "seconds": self.seconds}}
+        """Return the description of the model and the server, which can be written as JSON.
 
-    @property
-    def most_images(self) -> int:
-        """The largest number of images of a request."""
-        return min(self.labeler.limits.images, self._queue)
-
-    def parts(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body of a request in parts. Raise HTTPException if the body is too large."""
-        return limited_body(request, self.labeler.limits.megabytes << 20)
-
-    async def body(self, request: Request) -> bytes:
-        """Return the body of a request. Raise HTTPException if the body is too large."""
-        return b"".join([part async for part in self.parts(request)])
+        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `gates` (name of a gate ->
+        names of its entries), `image_size` (in pixels) and `limits`.
+        """
+        predictor = self.labeler.predictor
+        thresholds = [None if value == float("inf") else value for value in predictor.thresholds.tolist()]
+        pairs = zip(predictor.names, thresholds, strict=True)
+        return {
+            "labels": [{"name": name, "threshold": threshold} for name, threshold in pairs],
+            "gates": self.labeler.gate_entries,
+            "image_size": predictor.run.preprocess.image_size,
+            "limits": asdict(self.limits),
+        }
 
     def check(self, options: Options) -> None:
         """Raise HTTPException if the model does not support the options: no gates, or fewer labels than `top_k`."""
@@ -210,23 +186,24 @@ class Service:
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
-        late = HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
+        seconds = self.limits.seconds
+        late = HTTPException(408, f"the request did not arrive within {seconds:g} s", {"Connection": "close"})
         reserved = 0
 
         def arrived(images: int) -> None:
             nonlocal late, reserved
-            late = HTTPException(504, f"there is no result after {self.seconds:g} s")
+            late = HTTPException(504, f"there is no result after {seconds:g} s")
             require_places(images - reserved)
             self.active += images - reserved
             reserved = images
 
         def require_places(count: int) -> None:
-            if self.active + count > self._queue:
+            if self.active + count > self.limits.queue:
                 raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
 
         try:
             require_places(1)
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(seconds):
                 yield arrived
         except TimeoutError as error:
             raise late from error
@@ -234,10 +211,6 @@ class Service:
             raise HTTPException(503, "the server is stopping") from error
         finally:
             self.active -= reserved
-
-    async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in one of the threads that read and decode requests, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         """Label images, and return one dict per image that can be written as JSON.
@@ -250,40 +223,37 @@ class Service:
         self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
         outputs = iter(await self._batcher.submit(readable, EXPLAINED if options.attention else LABELED))
         self.metrics.images.labels("labeled").inc(len(readable))
-        results = []
-        for (name, _), image in zip(images, decoded, strict=True):
-            if isinstance(image, BadImage):
-                results.append({"image": name, "error": str(image)})
-            else:
-                results.append(self._result(name, image, next(outputs), options))
-        return results
+        return [
+            {"image": name, "error": str(image)}
+            if isinstance(image, BadImage)
+            else self._result(name, image, next(outputs), options)
+            for (name, _), image in zip(images, decoded, strict=True)
+        ]
 
     async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
         """Decode the images of a request. The more time they take, the longer they wait for other requests."""
         clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
         due = clock()
 
-        async def decode(name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
+        async def decode(name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
             nonlocal due
             async with few, self._turns(due):
                 started = clock()
-                image = await self.in_reader(self._decode, name, content)
+                image = await self._decode(name, content)
                 due += _PENALTY * (clock() - started)
                 return image
 
         return await asyncio.gather(*(decode(*image) for image in images))
 
-    def _decode(self, name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
-        if not isinstance(content, bytes):
+    async def _decode(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
+        if isinstance(content, BadImage):
             return content
         try:
-            return self._readers(self.labeler.reader.encoded, content, name)
+            return await asyncio.wrap_future(self.readers.submit(content, name))
         except BadImage as error:
             return error
-
-    def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Prediction]:
-        self.metrics.batches.observe(len(images))
-        return self.labeler.label(images, kind)
+        except WorkerLost as error:
+            return BadImage(f"cannot read {name} as an image: {error}; store it again")
 
     def _result(self, name: str, image: np.ndarray, output: Prediction, options: Options) -> dict[str, Any]:
         predictor = self.labeler.predictor

@@ -55,7 +55,7 @@ def test_runs_are_fitted_calibrated_and_compared(scored, command):
     [
         ("predict", "data.table", True),
         ("predict", "data.exif", False),
-        ("eval", "serve.name", True),
+        ("eval", "serve.folder", True),
         ("eval", "data.table", False),
     ],
 )

@@ -7,12 +7,12 @@ from helpers.commands import assert_sentence
 from helpers.drawn_images import encoded
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.middleware import HEADERS
+from mlmoe_jax.apps.serving.request_images import Limits
 from mlmoe_jax.apps.serving.server import own_names
 from mlmoe_jax.apps.serving.service import Service
 
-LIMITS = RequestLimits(images=4, megabytes=1, megapixels=1)
+LIMITS = Limits(images=4, megabytes=1, megapixels=1)
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def labeler(tmp_path_factory):
     for path in (folder / "a.png", folder.parent / "secret.png"):
         path.write_bytes(encoded(color(200)))
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
-    made = make_labeler(folder=str(folder), limits=LIMITS)
+    made = make_labeler(folder=str(folder))
     made.compile()
     return made
 
@@ -34,7 +34,7 @@ def ask(labeler, tmp_path_factory):
 
     It checks the status and the headers, that an error is one sentence, and that no path of this machine is in it.
     """
-    service = Service(labeler)
+    service = Service(labeler, LIMITS)
     secret = ("Traceback", ".py", str(REPOSITORY), str(tmp_path_factory.getbasetemp()))
     with client_of(service, hosts=own_names("127.0.0.1")) as send:
 

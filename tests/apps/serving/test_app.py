@@ -8,15 +8,19 @@ import re
 import httpx
 import numpy as np
 import pytest
+from helpers import hostile_decoder
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.color_server import PNG, client_of, image_request, make_labeler, slowed
 from helpers.drawn_images import encoded
 from PIL import Image
 from starlette import formparsers
 
+from mlmoe_jax.apps.serving import service as service_module
+from mlmoe_jax.apps.serving.request_images import Limits
 from mlmoe_jax.apps.serving.server import LOOPBACK, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.runtime.workers import Workers
 
 
 def programs(labeler) -> int:
@@ -46,6 +50,23 @@ def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(a
     for n, result in zip((0, 1, 3), results, strict=True):
         assert result["image"] == f"{n}.png"
         assert_scores(result, 40 * n)
+
+
+def test_an_image_that_its_decoder_does_not_survive_spoils_nothing(labeler, monkeypatch):
+    monkeypatch.setattr(service_module, "_DECODE_SECONDS", 0.5)
+    monkeypatch.setattr(
+        service_module, "Workers", lambda _, *given, **more: Workers(hostile_decoder.decode, *given, **more)
+    )
+    with client_of(service := Service(labeler)) as send:
+        answers = send(
+            *({"url": "/predict", "files": [("a", (what.decode(), what))]} for what in (b"sleep", b"crash", b"memory"))
+        )
+    assert [(answer.status_code, answer.json()["error"]) for answer in answers] == [
+        (422, "cannot read sleep as an image: it takes more than 0.5 s; store it again"),
+        (422, "cannot read crash as an image: its process has ended; store it again"),
+        (422, "cannot read memory as an image: its process has ended; store it again"),
+    ]
+    assert service.readers.replaced == 3
 
 
 def test_files_of_a_form_stay_in_memory(ask, monkeypatch):
@@ -81,7 +102,7 @@ def test_the_model_and_the_document_describe_the_server(ask):
     assert body["labels"] == [{"name": name, "threshold": 0.5} for name in NAMES]
     assert body["gates"]["g"] == ["first", "second"]
     document = ask(200, "/openapi.json", "GET")
-    assert {"/predict", "/model", "/health", "/metrics", "/v2"} <= set(document["paths"])
+    assert {"/predict", "/model", "/health", "/metrics"} <= set(document["paths"])
     predict = document["paths"]["/predict"]["post"]
     assert [option["name"] for option in predict["parameters"]] == ["top_k", "gates", "attention"]
     assert set(predict["requestBody"]["content"]) == {"image/*", "application/octet-stream", "multipart/form-data"}
@@ -148,7 +169,7 @@ def test_nothing_is_lost_and_answers_match_their_requests(labeler):
 
 
 def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
-    service = Service(slowed(labeler, 0.1), queue=3, wait=0.0)
+    service = Service(slowed(labeler, 0.1), Limits(images=3, queue=3))
     with client_of(service) as send:
         answers = send(*(image_request(n) for n in range(12)))
         files = [("a", ("a.png", encoded(color(1))))] * 4
@@ -161,7 +182,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
 
 
 def test_late_results_are_504_and_late_requests_408(labeler):
-    service = Service(slowed(labeler, 0.5), seconds=0.2)
+    service = Service(slowed(labeler, 0.5), Limits(seconds=0.2))
 
     async def never():
         yield b"\x89PNG"

@@ -2,31 +2,31 @@
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import first_batch_sizes
 
-MOST = {"plain": 4, "other": 2}
+SIZES = {"plain": (4,), "other": (2,)}
 
 
-def run(use, label=lambda images, kind: images, wait=0.02, more_expected=lambda: True, **options):
+def largest(waiting, kind):
+    return min(waiting, *SIZES[kind])
+
+
+def run(use, label=lambda images, kind: images, wait=0.02, more_expected=lambda: True, next_size=largest):
     """Return (the result of `await use(batcher)`, the sizes of all batches)."""
     sizes = []
-
-    def counted(images, kind):
-        sizes.append(len(images))
-        return label(images, kind)
+    labeler = SimpleNamespace(label=label, sizes=SIZES, next_batch_size=next_size)
 
     async def main():
-        with ThreadPoolExecutor(1) as device:
-            batcher = Batcher(counted, MOST, wait=wait, device=device, more_expected=more_expected, **options)
-            running = asyncio.create_task(batcher.run())
-            result = await asyncio.wait_for(use(batcher), 20)
-            batcher.close()
-            await asyncio.wait_for(running, 20)
+        batcher = Batcher(labeler, sizes.append, wait=wait, more_expected=more_expected)
+        running = asyncio.create_task(batcher.run())
+        result = await asyncio.wait_for(use(batcher), 20)
+        batcher.close()
+        await asyncio.wait_for(running, 20)
         return result
 
     return asyncio.run(main()), sizes
@@ -119,7 +119,7 @@ def test_a_batch_has_the_share_of_what_waits_that_it_should_have():
     async def use(batcher):
         return await batcher.submit([*"abcde"], "plain")
 
-    answers, sizes = run(use, next_size=lambda waiting, kind: {4: 3, 2: 1, 1: 1}[waiting])
+    answers, sizes = run(use, next_size=lambda waiting, kind: {5: 3, 2: 1, 1: 1}[waiting])
     assert answers == [*"abcde"]
     assert sizes == [3, 1, 1]
 

@@ -1,30 +1,18 @@
 """What a server refuses: requests, with a status and a sentence, and settings."""
 
-import base64
 import contextlib
 import socket
 
 import numpy as np
 import pytest
 from helpers.color_model import color
-from helpers.color_server import (
-    BINARY,
-    INFER,
-    PNG,
-    TEXTS,
-    binary,
-    image_request,
-    make_labeler,
-    message,
-    tasks,
-)
+from helpers.color_server import PNG, image_request, make_labeler, tasks
 from helpers.drawn_images import encoded
 from helpers.refusals import Refusal, each
 
 from mlmoe_jax.apps import serving
 from mlmoe_jax.apps.serving.label_studio_backend import TaskImages
-from mlmoe_jax.apps.serving.server import _listening, make_app
-from mlmoe_jax.apps.serving.service import Service
+from mlmoe_jax.apps.serving.server import _listening
 
 IMAGE, LARGE = encoded(color(9)), bytes(1 + (1 << 20))
 TOO_LARGE = "the request has more than 1,048,576 bytes"
@@ -45,18 +33,6 @@ def predict(name: str, status: int, says: str, query: str = "", **request):
     """A request to /predict, by default of a PNG file."""
     given = request if "files" in request else {"content": IMAGE, "headers": PNG} | request
     return pytest.param(status, says, {"url": f"/predict{query}", **given}, id=name)
-
-
-def infer(name: str, says: str, request: dict, status: int = 400):
-    """A request of the Open Inference Protocol: the arguments of httpx, or the JSON of a message."""
-    given = {"json": request} if "inputs" in request else request
-    return pytest.param(status, says, {"url": INFER, **given}, id=name)
-
-
-def pixels(name: str, says: str, **changes):
-    """A request with a tensor of pixels."""
-    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [2, 4, 4, 3]}
-    return infer(name, says, {"inputs": [tensor | changes]})
 
 
 def studio(name: str, status: int, says: str, *images, **more):
@@ -98,48 +74,6 @@ REQUESTS = [
     pytest.param(404, "Not Found", {"url": "/../../etc/passwd", "method": "GET"}, id="another address"),
     pytest.param(405, "", {"url": "/predict", "method": "GET"}, id="GET /predict"),
     pytest.param(405, "", {"url": "/health"}, id="POST /health"),
-    # the Open Inference Protocol
-    infer("half of JSON", "the body is wrong: Invalid JSON", {"content": b"{"}),
-    infer("two tensors", "inputs is wrong", {"inputs": message()["inputs"] * 2}),
-    infer("another tensor", "inputs.0.name is wrong", message(name="other")),
-    infer("integers as files", "the tensor image should be BYTES of shape [N]", message(datatype="UINT8")),
-    infer("files in two axes", "the tensor image should be BYTES of shape [N]", message(shape=[2, 2])),
-    infer("no file", "1 to 4 images", message(shape=[0])),
-    infer("too many files in a tensor", "1 to 4 images", message(shape=[5])),
-    infer("more files than data", "does not fit", message(shape=[3])),
-    infer("not base64", "does not fit", message(data=["ä", "?"])),
-    infer("no data", "does not fit", message(data=None)),
-    infer("another parameter", "parameters.topk is wrong", message(parameters={"topk": 1})),
-    infer("many parameters", "too many parameters", message(parameters=dict.fromkeys("abcdefghijk", 1))),
-    infer(
-        "another parameter of an output",
-        "outputs.0.parameters.classification is wrong",
-        message(("labels", {"classification": 2})),
-    ),
-    infer("data and binary data", "does not fit", binary(message(size=len(BINARY)), BINARY + b"x")),
-    infer("bytes after the data", "does not fit", binary(message(), b"x")),
-    infer("a cut element", "does not fit", binary(message(size=len(BINARY) - 1), BINARY[:-1])),
-    infer("a cut length", "does not fit", binary(message(size=3), b"\xff\xff\xff")),
-    infer("a length in letters", "should be the length of the JSON", binary(message(size=len(BINARY)), length="x")),
-    infer("too large a length", "should be the length of the JSON", binary(message(size=len(BINARY)), length="99999")),
-    *(pixels(f"pixels of {value}", "does not fit", data=[*[0] * 95, value]) for value in (256, 0.5)),
-    pixels("too few pixels", "does not fit", data=[0] * 95),
-    pixels("pixels without channels", "UINT8 of shape [N, 4, 4, 3]", shape=[1, 4, 4]),
-    infer("a large message", TOO_LARGE, {"content": LARGE}, 413),
-    *(
-        infer(f"many {part}", "the JSON has more than 1,000 names", {"content": b'{"inputs":[' + part * 5000}, 413)
-        for part in (b"{},", b"[],", b'"a":1,')
-    ),
-    infer("a compressed message", "compressed", {"content": b"", "headers": {"Content-Encoding": "gzip"}}, 415),
-    infer("top_k of a message", "top_k", message(parameters={"top_k": 9}), 422),
-    infer("an unreadable file", "cannot read image 1", message(data=[TEXTS[0], base64.b64encode(b"x").decode()]), 422),
-    infer(
-        "a message of another site", "other sites", {"content": b"", "headers": {"Sec-Fetch-Site": "cross-site"}}, 403
-    ),
-    *(
-        pytest.param(404, "only model of this server is classifier", {"url": path, "method": "GET"}, id=path)
-        for path in ("/v2/models/other/infer", "/v2/models/classifier/versions/1")
-    ),
     # Label Studio
     studio(
         "a config without choices",
@@ -153,6 +87,12 @@ REQUESTS = [
     studio("no tasks", 422, "there are no tasks"),
     studio("a large task", 413, TOO_LARGE, "x" * (1 << 20)),
     studio("a task without an address", 422, "the task has no address of an image", None),
+    pytest.param(
+        413,
+        "the JSON has more than 300,000 names",
+        {"url": "/label_studio/predict", "content": b"{}," * 300_001},
+        id="many values",
+    ),
     studio("many tasks", 413, "a request may have 1,000 tasks", *[None] * 1001),
     studio("half a character", 422, "cannot read \\ud800 as an image: ", "\ud800"),  # which JSON can hold
     studio(
@@ -200,12 +140,6 @@ def missing_library(at):
         yield
 
 
-def app_of_model(name: str):
-    """Make the application of a model with a name."""
-    with contextlib.closing(Service(make_labeler(name=name))) as service:
-        make_app(service)
-
-
 def setting(name: str, says: str, function, *arguments) -> Refusal:
     """A call that needs nothing."""
     return Refusal(name, None, lambda at: function(*arguments), says)
@@ -222,7 +156,6 @@ REFUSALS = [
     setting("an unknown host", "cannot listen on no.such.host.invalid", _listening, "no.such.host.invalid", 0),
     Refusal("a missing library", missing_library, lambda at: serving.require_libraries(), 'pip install -e ".[serve]"'),
     setting("a diverged model", "has diverged", lambda: make_labeler(bias=float("nan")).compile()),
-    setting("a name for no address", "serve.name=a{b:c} is part of an address", app_of_model, "a{b:c}"),
     setting("a missing folder of images", "serve.folder=/no/images is not a folder", TaskImages, "/no/images", "", 1),
     setting("a server without http", "serve.label_studio=host should begin with http", TaskImages, "", "host", 1),
 ]

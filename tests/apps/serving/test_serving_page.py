@@ -5,7 +5,7 @@ import base64
 import pytest
 from helpers import browser
 from helpers.color_model import color
-from helpers.color_server import in_thread, make_labeler
+from helpers.color_server import in_thread
 from helpers.drawn_images import encoded
 from helpers.jobs import until
 
@@ -24,9 +24,9 @@ NAMES = "[...document.querySelectorAll('#labels button')].map(row => row.firstCh
 
 
 @pytest.fixture(scope="module")
-def address():
+def address(labeler):
     """The address of a server in a thread of this process."""
-    service = Service(make_labeler())
+    service = Service(labeler)
     server = LimitedServer(make_app(service, hosts=LOOPBACK), service, 0)
     with in_thread(server) as ((host, port), _):
         until(lambda: service.state == READY)

@@ -17,9 +17,7 @@ import pytest
 from helpers.color_model import NAMES, color, expected
 from helpers.color_server import PNG
 from helpers.devices import environment_of
-from helpers.documents import program_with
 from helpers.drawn_images import encoded
-from helpers.outside import outside_python, run_outside
 
 PROGRAM = """
 import signal
@@ -69,12 +67,7 @@ def post(address: str, red: int) -> list[float]:
     return [scores[name] for name in NAMES]
 
 
-@pytest.mark.slow
-@pytest.mark.variants("number")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
-    process = start()
-    address = ready(process)
+def assert_a_signal_ends_it_after_what_was_asked(process, address: str, number: int, code: int) -> None:
     assert post(address, 10) == pytest.approx(expected(10), rel=1e-4)
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(post, address, n) for n in range(8)]
@@ -87,14 +80,22 @@ def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
         process.send_signal(number)
         for n, answer in enumerate(asked):
             assert answer.result(30) == pytest.approx(expected(n), rel=1e-4)
-    assert process.wait(30) == code
+    _, text = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in text
     host, port = address.removeprefix("http://").split(":")
     with socket.socket() as late:
         assert late.connect_ex((host, int(port))) == errno.ECONNREFUSED
 
 
 @pytest.mark.slow
-def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
+def test_ctrl_c_ends_it_after_what_was_asked_is_answered(start):
+    process = start()
+    assert_a_signal_ends_it_after_what_was_asked(process, ready(process), signal.SIGINT, 130)
+
+
+@pytest.mark.slow
+def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody_until_sigterm_ends_it(start):
     process = start()
     address = ready(process)
     host, port = address.removeprefix("http://").split(":")
@@ -115,63 +116,4 @@ def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
     with socket.create_connection((host, int(port))) as patient:
         patient.sendall((head + "Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n").encode())
         assert patient.recv(100).startswith(b"HTTP/1.1 413 ")
-    assert post(address, 10) == pytest.approx(expected(10), rel=1e-4)
-    process.terminate()
-    _, text = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert "Traceback" not in text
-
-
-TRITON = """
-import sys
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np
-import tritonclient.http as triton
-
-address, count, *files = sys.argv[1:]
-contents = [open(file, "rb").read() for file in files]
-client = triton.InferenceServerClient(address, concurrency=8)
-assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("classifier")
-model = client.get_model_metadata("classifier")
-names = [label["name"] for label in model["labels"]]
-side = model["inputs"][1]["shape"][1]
-
-def ask(n):
-    own = triton.InferenceServerClient(address)
-    red = 80 + n % 40
-    if n % 2:
-        given = triton.InferInput("pixels", [1, side, side, 3], "UINT8")
-        given.set_data_from_numpy(np.full((1, side, side, 3), (red, 0, 0), np.uint8), binary_data=n % 4 == 1)
-    else:
-        given = triton.InferInput("image", [len(contents)], "BYTES")
-        given.set_data_from_numpy(np.array(contents, object))
-    outputs = [triton.InferRequestedOutput(name, binary_data=n % 3 > 0) for name in ("probability", "labels")]
-    answer = own.infer("classifier", [given], outputs=outputs, request_id=str(n))
-    assert answer.get_response()["id"] == str(n)
-    scores, labels = answer.as_numpy("probability"), answer.as_numpy("labels")
-    own.close()
-    expected = 1 / (1 + np.exp(-(red - 100) / 10)) if n % 2 else 1 / (1 + np.exp(-5))
-    np.testing.assert_allclose(scores[0, names.index("red")], expected, rtol=1e-4)
-    return len(labels)
-
-with ThreadPoolExecutor(8) as clients:
-    print(sum(clients.map(ask, range(int(count)))))
-try:
-    client.infer("other", [triton.InferInput("image", [1], "BYTES")])
-except triton.InferenceServerException as error:
-    print(error.message())
-"""
-
-
-@pytest.mark.slow
-def test_the_client_of_triton_passes_from_eight_threads(start, tmp_path):
-    python = outside_python("tritonclient.http")
-    files = [tmp_path / "a.png", tmp_path / "b.png"]
-    for file, blue in zip(files, (0, 90), strict=True):
-        file.write_bytes(encoded(color(150, 0, blue)))
-    address = ready(start()).removeprefix("http://")
-    printed = run_outside(python, TRITON, address, 200, *files).splitlines()
-    assert printed == ["300", "the only model of this server is classifier, without versions"]
-    (tmp_path / "a.jpg").write_bytes(encoded(color(150)))
-    documented = program_with("tritonclient", "deployment.md").replace("127.0.0.1:8000", address)
-    assert "red;dark" in run_outside(python, documented, cwd=tmp_path)
+    assert_a_signal_ends_it_after_what_was_asked(process, address, signal.SIGTERM, 0)
