@@ -1,7 +1,7 @@
 """AdaptFormer: a bottleneck beside the MLP of each block of a frozen ViT (Chen et al., NeurIPS 2022).
 
-    python -m mlmoe_jax.main --config=configs/adaptformer.py:dataset=digits --workdir=runs/adaptformer_digits
-    python -m mlmoe_jax.main --config=configs/adaptformer.py:bottleneck=64,root=/data/coco --workdir=runs/adaptformer
+    mlmoe train --config=adaptformer:dataset=digits --workdir=runs/adaptformer_digits
+    mlmoe train --config=adaptformer:bottleneck=64,root=/data/coco --workdir=runs/adaptformer
 
 bottleneck: its width. scale: the factor of its output. dropout: dropout rate after its ReLU, 0.1 in the authors' code.
 input: normed (what the MLP reads, as the paper) | residual (before the norm, as the authors' code). prompts: number of

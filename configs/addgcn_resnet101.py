@@ -1,7 +1,7 @@
 """ADD-GCN on ResNet-101 (Ye et al., ECCV 2020): label features by attention, and one label graph per image.
 
-    python -m mlmoe_jax.main --config=configs/addgcn_resnet101.py:root=/data/coco --workdir=runs/addgcn
-    python -m mlmoe_jax.main --config=configs/addgcn_resnet101.py:dataset=digits --workdir=runs/addgcn_digits
+    mlmoe train --config=addgcn_resnet101:root=/data/coco --workdir=runs/addgcn
+    mlmoe train --config=addgcn_resnet101:dataset=digits --workdir=runs/addgcn_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.

@@ -1,7 +1,7 @@
 """BitFit: tuned biases in a frozen ViT, a linear classifier (Ben Zaken et al., ACL 2022).
 
-    python -m mlmoe_jax.main --config=configs/bitfit.py:dataset=digits --workdir=runs/bitfit_digits
-    python -m mlmoe_jax.main --config=configs/bitfit.py:targets=query+fc2,root=/data/coco --workdir=runs/bitfit
+    mlmoe train --config=bitfit:dataset=digits --workdir=runs/bitfit_digits
+    mlmoe train --config=bitfit:targets=query+fc2,root=/data/coco --workdir=runs/bitfit
 
 targets: all, or the layers whose biases are tuned: any of patch_embed, norm1, query, key, value, output, norm2, fc1,
 fc2 and norm, separated by commas, or by + in a list of configs. prompts: number of deep prompts per block in addition,

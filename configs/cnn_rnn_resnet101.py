@@ -1,7 +1,7 @@
 """CNN-RNN on ResNet-101 (Wang et al., CVPR 2016): labels as a sequence, predicted by an LSTM and beam search.
 
-    python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:root=/data/coco --workdir=runs/cnn_rnn
-    python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:dataset=digits --workdir=runs/cnn_rnn_digits
+    mlmoe train --config=cnn_rnn_resnet101:root=/data/coco --workdir=runs/cnn_rnn
+    mlmoe train --config=cnn_rnn_resnet101:dataset=digits --workdir=runs/cnn_rnn_digits
 
 The paper uses VGG-16 and its authors published no code. Learning rate and number of epochs are our choice. The score of
 a label is its largest probability at any step of any path in the beam. The head computes the loss of the sequence, so

@@ -1,7 +1,7 @@
 """Class-specific residual attention (CSRA, Zhu and Wu, ICCV 2021) on ResNet-101.
 
-    python -m mlmoe_jax.main --config=configs/csra_resnet101.py:root=/data/coco --workdir=runs/csra
-    python -m mlmoe_jax.main --config=configs/csra_resnet101.py:dataset=digits --workdir=runs/csra_digits
+    mlmoe train --config=csra_resnet101:root=/data/coco --workdir=runs/csra
+    mlmoe train --config=csra_resnet101:dataset=digits --workdir=runs/csra_digits
 
 heads: 1, 2, 4, 6 or 8 classifiers with temperatures of their own; by default 1 for VOC, otherwise 4.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

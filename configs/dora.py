@@ -1,7 +1,7 @@
 """DoRA: low-rank updates of directions and learned lengths in a frozen ViT (Liu et al., ICML 2024).
 
-    python -m mlmoe_jax.main --config=configs/dora.py:dataset=digits --workdir=runs/dora_digits
-    python -m mlmoe_jax.main --config=configs/dora.py:rank=8,targets=query+value,root=/data/coco --workdir=runs/dora
+    mlmoe train --config=dora:dataset=digits --workdir=runs/dora_digits
+    mlmoe train --config=dora:rank=8,targets=query+value,root=/data/coco --workdir=runs/dora
 
 rank, alpha, rank_stabilized, targets and dropout: as in lora.py. prompts: number of deep prompts per block in addition,
 as in vpt.py; 0 = none. pool: cls (the class token) | mean (of prompts and patches).

@@ -1,7 +1,7 @@
 """DR-MoE for 20,000 labels: no array of size labels × labels; arrays per label sharded over `mesh.expert`.
 
-    python -m mlmoe_jax.main --mode=compile --config=configs/drmoe_20k.py --topology=v5e:4x4 --config.mesh.expert=16
-    python -m mlmoe_jax.main --config=configs/drmoe_20k.py --config.mesh.expert=8 --workdir=runs/drmoe_20k
+    mlmoe compile --config=drmoe_20k --topology=v5e:4x4 --config.mesh.expert=16
+    mlmoe train --config=drmoe_20k --config.mesh.expert=8 --workdir=runs/drmoe_20k
 
 dataset: synthetic (the default, with `--config.data.labels=20000`), digits, or a benchmark with root=FOLDER; for your
 own images, set config.data.* instead. resolution: in pixels, default 224. backbone: any name in

@@ -1,7 +1,7 @@
 """DR-MoE on ResNet-101: label queries, shared and task experts, one image-dependent gate per label.
 
-    python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:root=/data/coco --workdir=runs/drmoe
-    python -m mlmoe_jax.main --config=configs/drmoe_resnet101.py:dataset=digits --workdir=runs/drmoe_digits
+    mlmoe train --config=drmoe_resnet101:root=/data/coco --workdir=runs/drmoe
+    mlmoe train --config=drmoe_resnet101:dataset=digits --workdir=runs/drmoe_digits
 
 preset: recommended (the default: one classifier per label, and an entropy term that keeps gates from collapsing, as
 the text intends) | literal (as printed; warns) | static (recommended, with gates that do not depend on the image).

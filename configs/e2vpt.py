@@ -1,7 +1,7 @@
 """E2VPT: deep prompts, additional keys and values, and pruning of prompts (Han et al., ICCV 2023).
 
-    python -m mlmoe_jax.main --config=configs/e2vpt.py:dataset=digits --workdir=runs/e2vpt_digits
-    python -m mlmoe_jax.main --mode=prune --config=configs/e2vpt.py:dataset=digits --workdir=runs/e2vpt_pruned
+    mlmoe train --config=e2vpt:dataset=digits --workdir=runs/e2vpt_digits
+    mlmoe prune --config=e2vpt:dataset=digits --workdir=runs/e2vpt_pruned
 
 The first command trains without pruning, most likely as in the comparison of the ML-VPT paper. The second runs the
 whole procedure: train with learned masks, measure the importance of every prompt and segment, train from scratch for

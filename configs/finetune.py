@@ -1,6 +1,6 @@
 """Full fine-tuning: train all parameters of the backbone and a linear classifier on the class token.
 
-    python -m mlmoe_jax.main --config=configs/finetune.py:dataset=digits --workdir=runs/finetune_digits
+    mlmoe train --config=finetune:dataset=digits --workdir=runs/finetune_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: any name in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.

@@ -1,7 +1,7 @@
 """GateVPT: prompts passed through a frozen ViT, with one learned gate per block (Yoo et al., ICML 2023).
 
-    python -m mlmoe_jax.main --config=configs/gatevpt.py:dataset=digits --workdir=runs/gatevpt_digits
-    python -m mlmoe_jax.main --config=configs/gatevpt.py:root=/data/coco,temperature=true --workdir=runs/gatevpt
+    mlmoe train --config=gatevpt:dataset=digits --workdir=runs/gatevpt_digits
+    mlmoe train --config=gatevpt:root=/data/coco,temperature=true --workdir=runs/gatevpt
 
 gates: false omits the gates, which gives VPT-shallow. gate_init: gates start at sigmoid(-gate_init), nearly closed; the
 authors' code uses 10, its example 5. temperature: also learn one attention temperature per block, clipped to 0.01 … 10,

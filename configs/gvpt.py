@@ -1,7 +1,7 @@
 """GVPT: ML-VPT's group prompts without experts and gates; with one side only, VPT-CO or VPT-DC.
 
-    python -m mlmoe_jax.main --config=configs/gvpt.py:dataset=digits --workdir=runs/gvpt_digits
-    python -m mlmoe_jax.main --config=configs/gvpt.py:sides=co,root=/data/coco --workdir=runs/vpt_co
+    mlmoe train --config=gvpt:dataset=digits --workdir=runs/gvpt_digits
+    mlmoe train --config=gvpt:sides=co,root=/data/coco --workdir=runs/vpt_co
 
 sides: both | co (labels grouped by co-occurrence) | dc (by exclusion). per_group: prompts per group; 0 = 3, or 2 with
 one side, which with 5 groups gives the 10 prompts of the paper's ablation.

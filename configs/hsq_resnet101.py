@@ -1,7 +1,7 @@
 """HSQ on ResNet-101, a RECONSTRUCTION (Yin et al., ICLR 2024): hybrid sharing of experts between label queries.
 
-    python -m mlmoe_jax.main --config=configs/hsq_resnet101.py:root=/data/coco --workdir=runs/hsq
-    python -m mlmoe_jax.main --config=configs/hsq_resnet101.py:dataset=digits --workdir=runs/hsq_digits
+    mlmoe train --config=hsq_resnet101:root=/data/coco --workdir=runs/hsq
+    mlmoe train --config=hsq_resnet101:dataset=digits --workdir=runs/hsq_digits
 
 The authors published no code. The paper describes a query decoder, task experts per label, shared experts, and one gate
 per label over both that depends on the label's feature. Numbers, widths and recipe are our choice, after Query2Label.

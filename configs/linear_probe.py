@@ -1,7 +1,7 @@
 """Linear probing: a frozen backbone and one linear classifier on its class token.
 
-    python -m mlmoe_jax.main --config=configs/linear_probe.py:dataset=digits --workdir=runs/linear_digits
-    python -m mlmoe_jax.main --config=configs/linear_probe.py:dataset=coco2014,root=/data/coco --workdir=runs/linear
+    mlmoe train --config=linear_probe:dataset=digits --workdir=runs/linear_digits
+    mlmoe train --config=linear_probe:dataset=coco2014,root=/data/coco --workdir=runs/linear
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: any name in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.

@@ -1,7 +1,7 @@
 """LoRA and rsLoRA: low-rank updates in a frozen ViT, a linear classifier (Hu et al., ICLR 2022).
 
-    python -m mlmoe_jax.main --config=configs/lora.py:dataset=digits --workdir=runs/lora_digits
-    python -m mlmoe_jax.main --config=configs/lora.py:rank=8,targets=query+value,root=/data/coco --workdir=runs/lora
+    mlmoe train --config=lora:dataset=digits --workdir=runs/lora_digits
+    mlmoe train --config=lora:rank=8,targets=query+value,root=/data/coco --workdir=runs/lora
 
 rank: rank of the updates. alpha: updates are multiplied by alpha / rank, or alpha / √rank with rank_stabilized=true
 (rsLoRA). targets: the updated layers of each block, any of query, key, value, output, fc1 and fc2, separated by commas,

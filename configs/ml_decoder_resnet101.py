@@ -1,7 +1,7 @@
 """ML-Decoder (Ridnik et al., WACV 2023) on ResNet-101: one decoder layer and fixed queries, one per group of labels.
 
-    python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:root=/data/coco --workdir=runs/ml_decoder
-    python -m mlmoe_jax.main --config=configs/ml_decoder_resnet101.py:dataset=digits,groups=5 --workdir=runs/mld_digits
+    mlmoe train --config=ml_decoder_resnet101:root=/data/coco --workdir=runs/ml_decoder
+    mlmoe train --config=ml_decoder_resnet101:dataset=digits,groups=5 --workdir=runs/mld_digits
 
 groups: maximum number of queries; if it reaches the number of labels, each label has its own query (full decoding).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

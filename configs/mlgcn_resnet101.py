@@ -1,7 +1,7 @@
 """ML-GCN on ResNet-101 (Chen et al., CVPR 2019): classifiers computed from word vectors by a label graph.
 
-    python -m mlmoe_jax.main --config=configs/mlgcn_resnet101.py:root=/data/coco,vectors=glove.txt --workdir=runs/mlgcn
-    python -m mlmoe_jax.main --config=configs/mlgcn_resnet101.py:dataset=digits --workdir=runs/mlgcn_digits
+    mlmoe train --config=mlgcn_resnet101:root=/data/coco,vectors=glove.txt --workdir=runs/mlgcn
+    mlmoe train --config=mlgcn_resnet101:dataset=digits --workdir=runs/mlgcn_digits
 
 vectors: a text file of word vectors, as the authors use; by default, vectors are computed from the training labels.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

@@ -1,7 +1,7 @@
 """MLMoE combines ML-VPT and DR-MoE: group prompts in a frozen DINOv2, label queries over patches and prompts, experts.
 
-    python -m mlmoe_jax.main --config=configs/mlmoe_dinov2.py:root=/data/coco --workdir=runs/mlmoe
-    python -m mlmoe_jax.main --config=configs/mlmoe_dinov2.py:dataset=digits --workdir=runs/mlmoe_digits
+    mlmoe train --config=mlmoe_dinov2:root=/data/coco --workdir=runs/mlmoe
+    mlmoe train --config=mlmoe_dinov2:dataset=digits --workdir=runs/mlmoe_digits
 
 The query of each label attends to all patches and to the prompts of its own co-occurrence and discriminative groups.
 Shared and task experts process the result, weighted by one gate per label and image. Prompts, decoder, experts and

@@ -1,6 +1,6 @@
 """MLMoE on a frozen DINOv3: group prompts, label queries over patches and prompts, experts.
 
-    python -m mlmoe_jax.main --config=configs/mlmoe_dinov3.py:root=/data/coco --workdir=runs/mlmoe_dinov3
+    mlmoe train --config=mlmoe_dinov3:root=/data/coco --workdir=runs/mlmoe_dinov3
 
 For the method and the options see configs/mlmoe_dinov2.py. The default backbone is dinov3_vitb16. Accept the license of
 DINOv3 on the page of its weights first (see configs/mlvpt_dinov3.py).

@@ -1,6 +1,6 @@
 """ML-VPT on the embedded data set; takes a few minutes on a laptop's CPU.
 
-python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
+mlmoe train --config=mlvpt_digits --workdir=runs/digits
 """
 
 from mlmoe_jax.config import parse_arg

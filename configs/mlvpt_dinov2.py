@@ -1,7 +1,7 @@
 """ML-VPT on a frozen DINOv2, with the published recipe.
 
-    python -m mlmoe_jax.main --config=configs/mlvpt_dinov2.py
-    python -m mlmoe_jax.main --config=configs/mlvpt_dinov2.py:dataset=voc2012,root=/data/VOCdevkit --workdir=runs/voc
+    mlmoe train --config=mlvpt_dinov2
+    mlmoe train --config=mlvpt_dinov2:dataset=voc2012,root=/data/VOCdevkit --workdir=runs/voc
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256 (docs/datasets.md); or digits, which needs no download.
 root: the folder of the data set, by default $MLMOE_DATA/NAME or data/NAME.

@@ -1,7 +1,7 @@
 """ML-VPT on a frozen DINOv3, with the recipe of configs/mlvpt_dinov2.py.
 
-    python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco --workdir=runs/dinov3
-    python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco,backbone=clip_vitb16 --workdir=runs/clip
+    mlmoe train --config=mlvpt_dinov3:root=/data/coco --workdir=runs/dinov3
+    mlmoe train --config=mlvpt_dinov3:root=/data/coco,backbone=clip_vitb16 --workdir=runs/clip
 
 For the download, accept the license of DINOv3 at huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m, and set
 HF_TOKEN. With the weights in a file, add --config.model.backbone.weights=FILE.

@@ -1,6 +1,6 @@
 """ML-VPT on a frozen ViT-B/16, with the published recipe of configs/mlvpt_dinov2.py.
 
-    python -m mlmoe_jax.main --config=configs/mlvpt_vit.py:backbone=mae,root=/data/coco --workdir=runs/coco_mae
+    mlmoe train --config=mlvpt_vit:backbone=mae,root=/data/coco --workdir=runs/coco_mae
 
 backbone: in1k (supervised, ImageNet-21k then 1k) | in21k (supervised) | mae | mocov3. For in1k, prompts are read after
 the last LayerNorm, for other weights before it, as in the authors' code.

@@ -1,8 +1,8 @@
 """Train on your own images: a folder of images and one table of labels. Copy this file and adapt it.
 
-    python -m mlmoe_jax.main --mode=data --config=configs/own_csv.py:root=photos    # inspects the data
-    python -m mlmoe_jax.main --config=configs/own_csv.py:root=photos --workdir=runs/photos
-    python -m mlmoe_jax.main --mode=predict --workdir=runs/photos --images=new_photos
+    mlmoe data --config=own_csv:root=photos    # inspects the data
+    mlmoe train --config=own_csv:root=photos --workdir=runs/photos
+    mlmoe predict --workdir=runs/photos --images=new_photos
 
 `photos/labels.csv` lists the path of each image, relative to `photos`, and its labels. An empty field means none:
 
@@ -21,7 +21,7 @@ models.backbones.catalog; by default DINOv2 if its weights are on this machine, 
 download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size; by
 default 224, with names the backbone's own.
 
-names: the vectors of the label names, written by --mode=encode (docs/labels-by-name.md). The labels are the names of
+names: the vectors of the label names, written by `mlmoe encode` (docs/labels-by-name.md). The labels are the names of
 the file, and the backbone is the one that they belong to. The fit is drawn towards the classifiers that the vectors
 give, as far as this lowers the loss of cross-validation. Labels without images keep the scores of their names.
 
@@ -148,4 +148,4 @@ def use_steps(config: ConfigDict, epochs: int) -> None:
     config.train.batch_size = 32
     config.train.patience = 5  # epochs without a better validation mAP
     config.ema.decay = 0.995  # averages about 200 steps
-    config.report.samples = 16  # images that --mode=report shows with attention and gates; 0 for none
+    config.report.samples = 16  # images that the report shows with attention and gates; 0 for none

@@ -1,7 +1,7 @@
 """PAT (Xie et al., ICML 2024) on ResNet-101: an image and its four quarters, against overfitting to co-occurrences.
 
-    python -m mlmoe_jax.main --config=configs/pat_resnet101.py:root=/data/coco --workdir=runs/pat
-    python -m mlmoe_jax.main --config=configs/pat_resnet101.py:dataset=digits --workdir=runs/pat_digits
+    mlmoe train --config=pat_resnet101:root=/data/coco --workdir=runs/pat
+    mlmoe train --config=pat_resnet101:dataset=digits --workdir=runs/pat_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.

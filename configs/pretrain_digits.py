@@ -1,6 +1,6 @@
 """Pretrain the small ViT that ships with the package: 10-way classification of single digits, on the train scans only.
 
-    python -m mlmoe_jax.main --config=configs/pretrain_digits.py --workdir=runs/pretrain
+    mlmoe train --config=pretrain_digits --workdir=runs/pretrain
 
 writes `backbone.safetensors` into the run folder. `model.backbone.name=vit_digits` loads a copy of it,
 mlmoe_jax/pretrained/files/vit_digits.safetensors. `precision@1` is the accuracy.

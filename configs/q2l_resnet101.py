@@ -1,7 +1,7 @@
 """Query2Label on ResNet-101 (Liu et al., 2021): one query per label reads the feature map through a decoder.
 
-    python -m mlmoe_jax.main --config=configs/q2l_resnet101.py:root=/data/coco --workdir=runs/q2l
-    python -m mlmoe_jax.main --config=configs/q2l_resnet101.py:dataset=digits --workdir=runs/q2l_digits
+    mlmoe train --config=q2l_resnet101:root=/data/coco --workdir=runs/q2l
+    mlmoe train --config=q2l_resnet101:dataset=digits --workdir=runs/q2l_digits
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.

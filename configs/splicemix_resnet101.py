@@ -1,7 +1,7 @@
 """SpliceMix-CL on ResNet-101: mosaics of two by two images, and the consistency of their cells with the images.
 
-    python -m mlmoe_jax.main --config=configs/splicemix_resnet101.py:root=/data/coco --workdir=runs/splicemix
-    python -m mlmoe_jax.main --config=configs/splicemix_resnet101.py:dataset=digits --workdir=runs/splicemix_digits
+    mlmoe train --config=splicemix_resnet101:root=/data/coco --workdir=runs/splicemix
+    mlmoe train --config=splicemix_resnet101:dataset=digits --workdir=runs/splicemix_digits
 
 consistency: true | false; false is SpliceMix without the consistency loss.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

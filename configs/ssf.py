@@ -1,7 +1,7 @@
 """SSF: learned scales and shifts of the outputs of all layers of a frozen ViT (Lian et al., NeurIPS 2022).
 
-    python -m mlmoe_jax.main --config=configs/ssf.py:dataset=digits --workdir=runs/ssf_digits
-    python -m mlmoe_jax.main --config=configs/ssf.py:root=/data/coco --workdir=runs/ssf
+    mlmoe train --config=ssf:dataset=digits --workdir=runs/ssf_digits
+    mlmoe train --config=ssf:root=/data/coco --workdir=runs/ssf
 
 targets: the tuned layers, as in bitfit.py. prompts: number of deep prompts per block in addition, as in vpt.py; 0 =
 none. pool: cls (the class token) | mean (of prompts and patches).

@@ -1,7 +1,7 @@
 """VPT: learned prompts in a frozen ViT, a linear classifier on the class token (Jia et al., ECCV 2022).
 
-    python -m mlmoe_jax.main --config=configs/vpt.py:dataset=digits --workdir=runs/vpt_digits
-    python -m mlmoe_jax.main --config=configs/vpt.py:variant=shallow,root=/data/coco --workdir=runs/vpt_shallow
+    mlmoe train --config=vpt:dataset=digits --workdir=runs/vpt_digits
+    mlmoe train --config=vpt:variant=shallow,root=/data/coco --workdir=runs/vpt_shallow
 
 variant: deep (one set of prompts per block) | shallow (one set, passed through all blocks). prompts: number of prompts
 (0 = as in the ML-VPT paper: 30; 18 on digits). dropout: dropout rate of prompts, 0.1 in the VPT authors' runs. project:

@@ -34,26 +34,41 @@ from tools.docs.source import parse_source
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
 FOREIGN |= {"curl", "hf", "uv", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
+FILLED = {"--config": "mlvpt_digits", "--configs": "mlvpt_digits", "--table": "mlvpt.1"}
 # Pages whose programs have tests of their own, which write the files that the programs import or stand in for the hub.
 FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "deployment.md"}
 GENERATED = {"configuration.md"}
 EXECUTED = {"labels-by-name.md"}  # by a test of its own, because its configs read files that its commands write
 
-SHELL = [block for page in PAGES for block in blocks(page, "bash")]
-SHELL += [block for page in (*PAGES, *NOTES, *CONFIGS) for block in commands_in_text(page)]
-SHELL = [block for block in SHELL if block.page.name not in GENERATED | EXECUTED | {"extending.md"}]
+CHECKED = [page for page in (*PAGES, *NOTES, *CONFIGS) if page.name not in GENERATED | EXECUTED | {"extending.md"}]
+SHELL = [block for page in CHECKED for block in blocks(page, "bash")]
+PROSE = [block for page in CHECKED for block in commands_in_text(page)]
 PYTHON = [block for page in PAGES if page.name not in FOLLOWED_ELSEWHERE for block in blocks(page, "python")]
 
 
 # ------------------------------------------------------------------------------------------------------- as parsed
+def fill(word: str) -> str:
+    """Return a word with a value that the program accepts for BLANK."""
+    return word.replace(f"={BLANK}", f"={FILLED.get(word.partition('=')[0], 'x')}")
+
+
+def completed(words: list[str]) -> list[str]:
+    """Return a command in prose, such as `mlmoe predict`, with the flags that its mode needs."""
+    modes = [word.removeprefix("--mode=") for word in words if word.removeprefix("--mode=") in COMMANDS]
+    given = {word.partition("=")[0] for word in words}
+    if not modes or "--help" in given:
+        return words
+    needed = [f"--{name}" for name in COMMANDS[modes[0]].needs]
+    return words + [f"{flag}={BLANK}" for flag in needed if flag not in given]
+
+
 def check_main(arguments: list[str]) -> None:
     """Assert that the program takes these arguments, and that their config loads and is valid."""
     if "--help" in arguments:
         with pytest.raises(SystemExit):
             parse(arguments)
         return
-    filled = [word.replace(f"={BLANK}", "=mlvpt_digits" if word.startswith("--config") else "=x") for word in arguments]
-    flags, overrides = parse(filled)
+    flags, overrides = parse(list(map(fill, arguments)))
     config, configs, sweep = (vars(flags).get(name) for name in ("config", "configs", "sweep"))
     for reference in filter(None, [config, *split_references(configs or "")]):
         config = load_config(reference, overrides)
@@ -105,8 +120,6 @@ def check_launch(script: str, arguments: list[str]) -> None:
 def check(words: list[str]) -> None:
     """Assert that one program, with its arguments, is there and would take them."""
     match words:
-        case ["mlmoe", name] if not name.startswith("-"):
-            assert name in COMMANDS
         case ["python", "-m", "mlmoe_jax.main", *arguments] | ["mlmoe", *arguments]:
             check_main(arguments)
         case ["python", "-c", program]:
@@ -132,16 +145,21 @@ def test_a_documented_command_is_understood(block, monkeypatch):
         check(words)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in (*PAGES, *NOTES, *CONFIGS) if page.name not in GENERATED | EXECUTED | {"extending.md"}],
-    ids=lambda page: str(page.relative_to(REPOSITORY)),
-)
+@pytest.mark.parametrize("block", PROSE, ids=str)
+def test_a_command_in_prose_is_understood(block, monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY)
+    monkeypatch.chdir(REPOSITORY)
+    for words in programs(block):
+        check(completed(words))
+
+
+@pytest.mark.parametrize("page", CHECKED, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_no_command_of_a_page_is_overlooked(page):
-    found = [words for block in SHELL if block.page == page for words in programs(block)]
+    found = [words for block in SHELL + PROSE if block.page == page for words in programs(block)]
     modules = [words[2] for words in found if words[:2] == ["python", "-m"]]
     text = re.sub("```text.*?```", "", page.read_text(), flags=re.DOTALL)  # what a command prints
     assert modules.count("mlmoe_jax.main") == text.count("python -m mlmoe_jax.main")
+    assert sum(words[0] == "mlmoe" for words in found) == len(re.findall(r"(?<![\w/-])mlmoe (?=[a-z-])", text))
     for folder in ("benchmarks.", "tools."):
         assert sum(name.startswith(folder) for name in modules) == text.count(f"python -m {folder}")
 
@@ -202,7 +220,7 @@ if runs():
 SHELL_OF_DIGITS = """
 set -euo pipefail
 python() { "$PYTHON" runner.py "$@"; }
-mlmoe() { "$PYTHON" runner.py -m mlmoe_jax.main "$@"; }
+mlmoe() { python -m mlmoe_jax.main "$@"; }
 bash() { :; }
 sbatch() { :; }
 pip() { :; }

@@ -88,9 +88,9 @@ def test_the_model_takes_the_commands_of_every_other(imported):
         f"mlmoe report --workdir={imported}",
         f"mlmoe export --workdir={imported} --format=onnx --output=exported",
         f"mlmoe push --workdir={imported} --repo=ada/names --output=shared",
-        f"mlmoe predict --workdir={imported} --images photos --output=own.csv",
-        "mlmoe predict --workdir=shared --images photos --output=shared.csv",
-        f"mlmoe predict --workdir={imported} --images photos --select=both --count=3 --output=next.csv",
+        f"mlmoe predict --workdir={imported} --images=photos --output=own.csv",
+        "mlmoe predict --workdir=shared --images=photos --output=shared.csv",
+        f"mlmoe predict --workdir={imported} --images=photos --select=both --count=3 --output=next.csv",
     )
     assert csv_rows("shared.csv") == csv_rows("own.csv")
     assert len(csv_rows("next.csv")) == 3

@@ -24,7 +24,8 @@ PAGE = REPOSITORY / "docs" / "getting-started.md"
 LABELS = REPOSITORY / "docs" / "labels.md"
 SHAPES = ("circle", "square", "line")
 PORT = 8000  # of the page
-NEEDED_BY = {"--mode=serve": "fastapi", "--format=onnx": "jax2onnx"}
+PROGRAMS = {"mlmoe": [sys.executable, "-m", "mlmoe_jax.main"], "python": [sys.executable]}
+NEEDED = ("fastapi", "jax2onnx", "onnxruntime")
 
 
 def draw(path: Path, labels: set[str], random: np.random.Generator) -> None:
@@ -64,6 +65,11 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
+def startable(words: list[str]) -> list[str]:
+    """Return a command of a page as it starts without the package installed."""
+    return [*PROGRAMS.get(words[0], [words[0]]), *words[1:]]
+
+
 def run(words: list[str], place: Path, environment: dict[str, str]) -> str:
     """Run a command of the page to its end and return what it printed."""
     done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
@@ -87,21 +93,21 @@ def server(words: list[str], place: Path, environment: dict[str, str]) -> Iterat
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place):
-    for needed in (*NEEDED_BY.values(), "onnxruntime"):
+    for needed in NEEDED:
         pytest.importorskip(needed, reason="the page needs the extras serve and onnx")
     port, said = str(free_port()), {}
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
     commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block)]
     with contextlib.ExitStack() as servers:
         for words in commands:
-            words = [sys.executable if word == "python" else word.replace(str(PORT), port) for word in words]
-            name = " ".join(re.findall(r"--mode=\w+|--format=\w+|load\.py|^curl", " ".join(words)))
-            if name == "--mode=serve":
+            name = " ".join(re.findall(r"(?<=^mlmoe )\w+|--format=\w+|load\.py|^curl", " ".join(words)))
+            words = [word.replace(str(PORT), port) for word in startable(words)]
+            if name == "serve":
                 servers.enter_context(server([*words, f"--port={port}"], place, environment))
             elif words[0] != "pip":
                 said[name] = run(words, place, environment)
 
-    assert "circle" in said["--mode=data"]
+    assert "circle" in said["data"]
     assert (place / "runs/photos/report.html").stat().st_size > 50_000
     with (place / "labels.csv").open() as table:
         rows = list(csv.reader(table))
@@ -123,7 +129,7 @@ def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path):
     suggestions = tmp_path / "photos" / "audit" / "suggestions.csv"
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
     for words in [words for block in blocks(LABELS, "bash", "The whole path") for words in programs(block)]:
-        said = run([sys.executable, *words[1:]], tmp_path, environment)
+        said = run(startable(words), tmp_path, environment)
         if "--audit" in words:
             found = accept(suggestions)
 

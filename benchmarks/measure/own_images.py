@@ -1,11 +1,11 @@
 """Compare the logistic regression of train.fit=logistic with scikit-learn's on the same features.
 
-    python -m mlmoe_jax.main --mode=features --output=features \
+    mlmoe features --output=features \
       --config=linear_probe:dataset=voc2012,root=/data/VOCdevkit,backbone=efficientnet_lite0,resolution=224 \
       --config.model.backbone.batch_norm=frozen --config.model.backbone.normalization=auto
     python -m benchmarks.measure own_images --features=features --out=runs/own_images
 
---features is a folder of --mode=features with the splits `train` and `val`. First all classifiers are fitted on --draws
+--features is a folder of mlmoe features with the splits `train` and `val`. First all classifiers are fitted on --draws
 draws of --images images of `train`, and scored on the remaining images, over the labels with ten positives in these
 images and one in the draw. Then they are fitted on all of `train` and scored on `val`, over the labels with ten
 positives in `val`.

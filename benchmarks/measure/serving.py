@@ -1,4 +1,4 @@
-"""Load a server of --mode=serve with several clients at once: latency, images per second, and lost answers.
+"""Load a server of `mlmoe serve` with several clients at once: latency, images per second, and lost answers.
 
     python -m benchmarks.measure serving --address=http://127.0.0.1:8000 --folder=photos --seconds=15 --clients=1,8,32
 

@@ -51,7 +51,8 @@ def program_with(word: str, page: str) -> str:
 def commands_in_text(page: Path) -> list[Block]:
     """Return the commands of this project in backticks, and those on separate lines, outside fenced blocks."""
     text = re.sub(r"```.*?```", lambda one: "\n" * one[0].count("\n"), page.read_text(), flags=re.S)
-    found = re.finditer(r"`((?:python -m|mlmoe|bash launch/)\s[^`]*)`|^ *(python -m (?:.*\\\n)*.*)$", text, re.M)
+    quoted, alone = r"`((?:python -m|mlmoe|bash launch/)\s[^`]*)`", r"^ *((?:python -m|mlmoe) (?:.*\\\n)*.*)$"
+    found = re.finditer(f"{quoted}|{alone}", text, re.M)
     lines = [(text.count("\n", 0, one.start()) + 1, one[1] or one[2]) for one in found]
     return [Block(page, line, " ".join(command.replace("\\\n", " ").split())) for line, command in lines]
 

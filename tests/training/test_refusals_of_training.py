@@ -356,7 +356,7 @@ REFUSALS = [
         "an import without a source",
         None,
         lambda at: import_run(recipe("probe"), RunFolder(at)),
-        "--mode=import needs --config.init_from=FILE",
+        "mlmoe import needs --config.init_from=FILE",
     ),
     Refusal(
         "an import over a run",

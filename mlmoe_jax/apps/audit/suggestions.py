@@ -1,4 +1,4 @@
-"""`--mode=data --audit`: write the suggested corrections of labels as a page with images and as a CSV."""
+"""`mlmoe data --audit`: write the suggested corrections of labels as a page with images and as a CSV."""
 
 from __future__ import annotations
 

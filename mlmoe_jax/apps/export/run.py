@@ -1,4 +1,4 @@
-"""`--mode=export`: a run in a format that other programs read."""
+"""`mlmoe export`: a run in a format that other programs read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of the formats of --mode=export. To add a format, write one module and add one line here.
+"""The registry of the formats of `mlmoe export`. To add a format, write one module and add one line here.
 
 This module does not import jax.
 """
@@ -42,7 +42,7 @@ class Export:
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A format of --mode=export.
+    """A format of `mlmoe export`.
 
     Attributes:
       write: function that writes the files of an export, and returns a few words for the message.

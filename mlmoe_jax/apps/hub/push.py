@@ -1,4 +1,4 @@
-"""`--mode=push`: share a trained model on the Hugging Face hub, without the published backbone.
+"""`mlmoe push`: share a trained model on the Hugging Face hub, without the published backbone.
 
 A shared model is a run folder with a model card, and with the values of the selected step instead of checkpoints. It
 has no local paths, no images, and no scores of single images.

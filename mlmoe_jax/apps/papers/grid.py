@@ -1,6 +1,6 @@
 """Train a grid of configs one after another, each in its own run folder.
 
-`--sweep` makes the grid from config keys and values. `--mode=reproduce` makes it from the rows of a published table. A
+`--sweep` makes the grid from config keys and values. `mlmoe reproduce` makes it from the rows of a published table. A
 run folder is locked during its training, and a locked run is skipped. Therefore, several processes can train the runs
 of one grid, also on several machines that share a file system with locks. Object stores have no locks.
 """

@@ -1,6 +1,6 @@
 """The published numbers of the papers, with the configs that reproduce them.
 
-docs/published.md and `--mode=reproduce` show the numbers. Each paper has a JSON file with these keys:
+docs/published.md and `mlmoe reproduce` show the numbers. Each paper has a JSON file with these keys:
 
     name, source      the name of the paper, and where it is published
     evaluator         the definitions of most metrics, a name of `evaluation.metrics.published`

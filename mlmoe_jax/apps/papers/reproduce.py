@@ -1,7 +1,7 @@
-"""`--mode=reproduce`: train the runs of a published table that are missing, and compare all with the paper.
+"""`mlmoe reproduce`: train the runs of a published table that are missing, and compare all with the paper.
 
-    --mode=reproduce --table=mlvpt.4 --root=/data/coco
-    --mode=reproduce --table=drmoe.1 --dataset=digits
+    mlmoe reproduce --table=mlvpt.4 --root=/data/coco
+    mlmoe reproduce --table=drmoe.1 --dataset=digits
 
 All tables share one folder, which has a run folder for each run. A finished run is not trained again; its results are
 read. Several processes can train the runs of the folder at the same time, see `grid`. The resulting table has the

@@ -1,4 +1,4 @@
-"""The runs of `--mode=reproduce`, and the equivalent commands.
+"""The runs of `mlmoe reproduce`, and the equivalent commands.
 
 Only the data files of the papers are read, so --dry-run answers at once.
 """
@@ -23,13 +23,12 @@ from mlmoe_jax.apps.papers.paper import (
 from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
 
-_PROGRAM = "python -m mlmoe_jax.main"
 WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
 
 @dataclass(frozen=True)
 class Request:
-    """The parsed flags of `--mode=reproduce`.
+    """The parsed flags of `mlmoe reproduce`.
 
     Attributes:
       paper: the paper of the table.
@@ -85,7 +84,7 @@ def parse_request(
     seeds: Sequence[int] = (),
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Request:
-    """Parse the flags of `--mode=reproduce`.
+    """Parse the flags of `mlmoe reproduce`.
 
     Args:
       table: the name of a published table, such as mlvpt.1.
@@ -110,10 +109,10 @@ def parse_request(
 
 
 def training_command(request: Request, run: Recipe, workdir: str) -> str:
-    """Return the shell command that trains one run in its folder below `workdir`, as `--mode=reproduce` does."""
+    """Return the shell command that trains one run in its folder below `workdir`, as `mlmoe reproduce` does."""
     words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
     words += [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
-    return f"{_PROGRAM} {shlex.join(words)}"
+    return f"mlmoe train {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
@@ -130,7 +129,7 @@ def commands_after(request: Request, workdir: str) -> list[str]:
         commands = [[word.format_map(folders) for word in shlex.split(one)] for one in request.table.then]
     except KeyError:  # --only has left out a run
         return []
-    return [f"{_PROGRAM} {shlex.join(words)}" for words in commands]
+    return [shlex.join(words) for words in commands]
 
 
 def dry_run(request: Request, workdir: str) -> str:

@@ -211,14 +211,14 @@ def _calibration_chart(bins: Reliability) -> Chart:
 
 # ------------------------------------------------------------------------------------------------------- thresholds
 def thresholds(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about the thresholds that `--mode=predict` uses, and how they were fitted.
+    """Return the parts of the section about the thresholds that `mlmoe predict` uses, and how they were fitted.
 
     If they were fitted to a goal, a table has the metrics before and after the fit.
     """
     stored = files.thresholds
     source, parts = stored.source, [Note("A label is predicted if its probability is at least its threshold.")]
     if "goal" not in source:
-        origin = f"were fitted on {source['split']}" if source else "are fixed; --mode=thresholds fits them"
+        origin = f"were fitted on {source['split']}" if source else "are fixed; mlmoe thresholds fits them"
         return [*parts, Note(f"The thresholds of the table of labels {origin}. A dash: the label is never predicted.")]
     rows = [[metric, before, source["after"][metric]] for metric, before in source["before"].items()]
     columns = ["metric", (f"at {source['fixed']:g}", "fraction"), ("fitted", "fraction")]

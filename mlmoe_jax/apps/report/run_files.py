@@ -91,7 +91,7 @@ class RunFiles:
 
     def command(self, mode: str, *flags: str) -> str:
         """Return the shell command that runs a mode on this folder."""
-        return f"python -m mlmoe_jax.main {shlex.join([mode, f'--workdir={self.folder}', *flags])}"
+        return f"mlmoe {shlex.join([mode, f'--workdir={self.folder}', *flags])}"
 
     @cached_property
     def config(self) -> ConfigDict:
@@ -116,7 +116,7 @@ class RunFiles:
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        """The thresholds that `--mode=predict` uses, and their origin; None if thresholds.json is missing."""
+        """The thresholds that `mlmoe predict` uses, and their origin; None if thresholds.json is missing."""
         return stored_thresholds(self.folder)
 
     @cached_property

@@ -79,7 +79,7 @@ def header(files: RunFiles) -> list[Any]:
     """
     notes = [why_rough(files)]
     if not files.results:
-        notes.append("No split is evaluated yet; results are written when training ends, or by --mode=eval.")
+        notes.append("No split is evaluated yet; results are written when training ends, or by mlmoe eval.")
     if files.main == OUT_OF_FOLD:
         notes.append("out_of_fold: the training images, each scored by a fit without the image.")
     measured = files.results[files.main].metrics if files.results else {}

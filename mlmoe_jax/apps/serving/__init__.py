@@ -1,4 +1,4 @@
-"""The server of --mode=serve: labels images over HTTP and on a web page."""
+"""The server of `mlmoe serve`: labels images over HTTP and on a web page."""
 
 from importlib.util import find_spec
 
@@ -12,6 +12,6 @@ def require_libraries() -> None:
     """Raise UserError if a library of the extra "serve" is missing."""
     if missing := [name for name in LIBRARIES if find_spec(name) is None]:
         raise UserError(
-            f"--mode=serve needs the module {missing[0]}; in the folder with pyproject.toml, run "
+            f"mlmoe serve needs the module {missing[0]}; in the folder with pyproject.toml, run "
             'pip install -e ".[serve]"'
         )

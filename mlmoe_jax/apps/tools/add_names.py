@@ -1,4 +1,4 @@
-"""`--mode=import` of a run with vectors of further label names: a model with these labels, without training.
+"""`mlmoe import` of a run with vectors of further label names: a model with these labels, without training.
 
 The queries of RAM++ are exchangeable at prediction in the same way: they are computed from vectors of names.
 """

@@ -1,4 +1,4 @@
-"""`--mode=calibrate`: fit the calibration of a run to its stored scores, without running the model."""
+"""`mlmoe calibrate`: fit the calibration of a run to its stored scores, without running the model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
             calibrated = fit_thresholds(fitted_on, names, config, calibrated)
             status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
         write_thresholds(folder, calibrated)
-    status(f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use")
+    status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")
     fit = calibrated.calibration
     images = quantity(fit["images"], "image")
     note = f"{fit['method']}, on {images}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"

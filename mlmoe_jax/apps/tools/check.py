@@ -1,4 +1,4 @@
-"""Check a data set (`--mode=data`): report its content, and problems that would invalidate training or metrics."""
+"""Check a data set (`mlmoe data`): report its content, and problems that would invalidate training or metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare two runs on the images for which both have scores (`--mode=compare`).
+"""Compare two runs on the images for which both have scores (`mlmoe compare`).
 
 Shape letters: N images, K labels, R resamples.
 """
@@ -167,7 +167,7 @@ def first_shared_split(first: ComparedRun, second: ComparedRun) -> str:
             return name
     raise UserError(
         f"{first.folder} has scores of {', '.join(first.splits)} and {second.folder} of "
-        f"{', '.join(second.splits)}; run --mode=eval for both on the same --config.data.test_splits"
+        f"{', '.join(second.splits)}; run mlmoe eval for both on the same --config.data.test_splits"
     )
 
 

@@ -1,4 +1,4 @@
-"""`--mode=features`: write the features of a data set to files, for classifiers outside this package."""
+"""`mlmoe features`: write the features of a data set to files, for classifiers outside this package."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
       UserError: the config has prompts or other adapters. They would be untrained.
     """
     if adapters := describe_adapters(config):
-        raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")
+        raise UserError(f"mlmoe features needs a backbone without {adapters}; take a config such as linear_probe")
     folder, data = Folder(output), config.data
     folder.require_creatable()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)

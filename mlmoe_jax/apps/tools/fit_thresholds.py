@@ -1,4 +1,4 @@
-"""`--mode=thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
+"""`mlmoe thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
         config, table, names = open_split_to_fit(folder, overrides, "fit")
         thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
         write_thresholds(folder, thresholds)
-    status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
+    status(f"written to {folder / THRESHOLDS}, which mlmoe predict uses")
     document = {**thresholds.source, "thresholds": thresholds.values}
     headings = (f"{config.eval.threshold:g}", "fitted")
     return Outcome([fit_table(thresholds.source, headings, fitted_lines(thresholds), document)])

@@ -1,4 +1,4 @@
-"""`--mode=import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names."""
+"""`mlmoe import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _require_source(config: ConfigDict) -> None:
     """Raise UserError unless the config names a checkpoint, or vectors that are a whole classifier."""
     if not config.init_from and not (config.model.head.kind == "cosine" and config.model.head.names):
         raise UserError(
-            "--mode=import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder; or "
+            "mlmoe import needs --config.init_from=FILE, a checkpoint of the authors' code, or a run folder; or "
             "--config.model.head.kind=cosine and --config.model.head.names=FILE, vectors of label names"
         )
 

@@ -1,4 +1,4 @@
-"""Write the labels of a data set as files of a labeling tool (`--mode=pack --format=…`)."""
+"""Write the labels of a data set as files of a labeling tool (`mlmoe pack --format=…`)."""
 
 from __future__ import annotations
 

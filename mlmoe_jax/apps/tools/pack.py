@@ -1,4 +1,4 @@
-"""Pack a data set into a few large files (`--mode=pack`), for storage that is slow with many small files.
+"""Pack a data set into a few large files (`mlmoe pack`), for storage that is slow with many small files.
 
 `data/sources/packed.py` describes and reads these files. A shard is first written to a temporary file, in the output
 folder or, for an object store, on local disk. When the shard is complete, it is renamed, and then a sidecar file with

@@ -1,4 +1,4 @@
-"""`--mode=predict`: label image files, and write one row per image to a CSV or JSON lines file."""
+"""`mlmoe predict`: label image files, and write one row per image to a CSV or JSON lines file."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[L
 
 # ------------------------------------------------------------------------------------------------------------ summary
 class _Summary:
-    """The summary that `--mode=predict` prints: the first images with their labels, the errors, and the speed."""
+    """The summary that `mlmoe predict` prints: the first images with their labels, the errors, and the speed."""
 
     def __init__(self, images: int, usages: Sequence[Usage]):
         self.images, self.usages = images, usages

@@ -277,6 +277,6 @@ def _require_prunable(config: ConfigDict) -> None:
     require_metric(config)
     if not prompts_class(config).prunable:
         kind = config.model.prompts.kind
-        raise UserError(f"--mode=prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
+        raise UserError(f"mlmoe prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
     if config.eval.select_on == "none":
-        raise UserError("--mode=prune chooses a level by eval.select_metric; set eval.select_on to val or test")
+        raise UserError("mlmoe prune chooses a level by eval.select_metric; set eval.select_on to val or test")

@@ -1,4 +1,4 @@
-"""`--mode=predict --select`: choose the images to label next, from the scores and features of a trained model."""
+"""`mlmoe predict --select`: choose the images to label next, from the scores and features of a trained model."""
 
 from __future__ import annotations
 

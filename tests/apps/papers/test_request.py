@@ -16,8 +16,8 @@ TABLES = [result.id for name in PAPERS for result in load_paper(name).tables()]
 def commands_of(script: str) -> list[list[str]]:
     """The arguments of every command of a dry run."""
     lines = [shlex.split(line) for line in script.splitlines() if not line.startswith("#")]
-    assert all(line[:3] == ["python", "-m", "mlmoe_jax.main"] for line in lines)
-    return [line[3:] for line in lines]
+    assert all(line[0] == "mlmoe" for line in lines)
+    return [line[1:] for line in lines]
 
 
 @pytest.mark.parametrize("dataset", ["", "digits"])

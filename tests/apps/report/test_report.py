@@ -74,9 +74,9 @@ def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
         assert "\n" not in part.missing
         assert not part.missing or part.missing.endswith(":" if part.command else ".")
     for name, command in commands.items():
-        program, flags = command.split(" --", 1)
-        assert program == "python -m mlmoe_jax.main"
-        assert parse_flags(shlex.split(f"--{flags}"))[0].workdir == str(folder)
+        program, *arguments = shlex.split(command)
+        assert program == "mlmoe"
+        assert parse_flags(arguments)[0].workdir == str(folder)
         assert command in section(text, name)
 
 
@@ -164,7 +164,7 @@ def test_thresholds_and_their_origin(text, tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
     folder.write_json("thresholds.json", {"thresholds": dict.fromkeys(NAMES)})
     _, note = result_sections.thresholds(RunFiles(folder))
-    assert "are fixed; --mode=thresholds fits them" in note.text
+    assert "are fixed; mlmoe thresholds fits them" in note.text
 
 
 def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
