@@ -41,7 +41,11 @@ _WHOLE = section(
     on_resume="fixed",
     shared="value",
     seed=IntegerKey(
-        0, "Seed of initial weights, image order, augmentation, dropout and label clustering.", least=0, most=2**32 - 1
+        0,
+        "Seed of initial weights, image order, augmentation, dropout and label clustering.",
+        least=0,
+        most=2**32 - 1,
+        stages=("train",),
     ),
     init_from=PathKey(
         "",
