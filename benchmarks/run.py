@@ -4,7 +4,7 @@
     python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
     python -m benchmarks.run --quick
 
-Suites: step, memory, start, loop, overhead, data, limit, grow, agreement, attention, mfu (default: all).
+Suites: step, memory, start, loop, overhead, data, limit, grow, agreement, attention, kernels, mfu (default: all).
 `--peer` is an interpreter with torch, transformers and torchvision; `--against` another interpreter with this package's
 requirements, or another checkout of it, that takes part in the same rounds under the given name. With `--json`, results
 are kept in a file, and what it holds is not measured again: the same command resumes where it stopped, and several runs
@@ -23,7 +23,20 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.suites.cases import BY_PLATFORM, GROW, GROW_QUICK, QUICK, Settings
 
-SUITES = ("step", "memory", "start", "loop", "overhead", "data", "limit", "grow", "agreement", "attention", "mfu")
+SUITES = (
+    "step",
+    "memory",
+    "start",
+    "loop",
+    "overhead",
+    "data",
+    "limit",
+    "grow",
+    "agreement",
+    "attention",
+    "kernels",
+    "mfu",
+)
 MODES = ("train", "infer", "predict")
 OUT_OF_TIME = 3  # exit code
 

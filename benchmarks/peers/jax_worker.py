@@ -18,6 +18,7 @@ from unittest import mock
 import agreement
 import jax
 import jax.numpy as jnp
+import kernels
 import numpy as np
 import protocol
 from flax import nnx
@@ -27,7 +28,7 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.layers import softmax_attention
+from mlmoe_jax.models.layers import dispatch
 from mlmoe_jax.models.layers.transformer import Block
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, preprocess_for
@@ -59,9 +60,8 @@ def device_peak() -> int | None:
 # --------------------------------------------------------------------------------------------------------- programs
 def build(case: dict[str, Any]) -> protocol.Program:
     """Return the program of a case; see `suites` for the cases."""
-    return {"train": _training, "infer": _inference, "predict": _prediction, "part": _part, "rate": _rate}[
-        case["mode"]
-    ](case)
+    modes = {"train": _training, "infer": _inference, "predict": _prediction, "part": _part, "rate": _rate}
+    return {**modes, "kernel": _kernel}[case["mode"]](case)
 
 
 def _steps(config: ConfigDict, labels: int, devices: int | None):
@@ -201,17 +201,18 @@ def _part(case: dict[str, Any]) -> protocol.Program:
 @contextlib.contextmanager
 def _attention_by(way: str) -> Iterator[None]:
     """Choose the implementation of attention for programs that are traced here; see suites/attention.py."""
-
-    def by_library(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> jax.Array:
-        heads_last = (part.swapaxes(1, 2) for part in (query, key, value))
-        return jax.nn.dot_product_attention(*heads_last, mask=mask, implementation="xla").swapaxes(1, 2)
-
     with contextlib.ExitStack() as stack:
-        if way != "chosen":
-            stack.enter_context(mock.patch.object(softmax_attention, "uses_cudnn", return_value=False))
+        if way == "matmuls":
+            stack.enter_context(mock.patch.object(dispatch, "compute_capability", return_value=()))
         if way == "library":
-            stack.enter_context(mock.patch.object(softmax_attention, "_attend", by_library))
+            stack.enter_context(dispatch.use_kernels("xla"))
         yield
+
+
+def _kernel(case: dict[str, Any]) -> protocol.Program:
+    """An operation of models/layers/dispatch.py with its gradients."""
+    compiled, arrays = kernels.compile_case(case)
+    return _repeated(compiled, *arrays)
 
 
 def _modules_of(part: str) -> tuple[str, ...]:
@@ -332,7 +333,15 @@ def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: in
     return {"batch": config.train.batch_size, "rounds": [protocol.time_steps(program) for _ in range(rounds)]}
 
 
-FUNCTIONS = (largest_batch, loader, reduced_difference, training_loop, bare_step, *agreement.FUNCTIONS)
+FUNCTIONS = (
+    largest_batch,
+    loader,
+    reduced_difference,
+    training_loop,
+    bare_step,
+    kernels.kernel_cases,
+    *agreement.FUNCTIONS,
+)
 
 if __name__ == "__main__":
     protocol.serve(protocol.Session(facts, build, device_peak, FUNCTIONS))

@@ -45,7 +45,7 @@ class FeatureExtractor:
             "version": __version__,
             "platform": jax.default_backend(),
             "backbone": [model.backbone.name, fingerprint(fixed)],
-            "numbers": [model.dtype, model.matmul_precision],
+            "numbers": [model.dtype, model.matmul_precision, model.kernels],
             "preprocess": [[preprocess.image_size, *preprocess.mean, *preprocess.std], data.resize, data.crop_fraction],
             "decoding": [data.reduced_decoding, data.bad_images, asdict(Decoding.from_config(data))],
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -22,6 +23,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
+from mlmoe_jax.models.layers.dispatch import use_kernels
 from mlmoe_jax.models.outputs import PROMPTS, QUARTERS, Features, Prediction
 from mlmoe_jax.runtime.setup import dtypes
 
@@ -29,7 +31,8 @@ from mlmoe_jax.runtime.setup import dtypes
 class Classifier(nnx.Module):
     """A model: a backbone, optional prompts and other adapters, and a head.
 
-    `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`.
+    `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`. `kernels` is a value of
+    `config.model.kernels`.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Classifier(nnx.Module):
         *,
         final_norm: bool,
         precision: str,
+        kernels: str = "auto",
         adapters: Mapping[str, Adapter] = MappingProxyType({}),
     ):
         self.backbone = backbone
@@ -47,6 +51,7 @@ class Classifier(nnx.Module):
         self.head = head
         self.final_norm = final_norm
         self.precision = precision
+        self.kernels = kernels
         self.adapters = nnx.Dict(adapters)
 
     def __call__(
@@ -71,7 +76,7 @@ class Classifier(nnx.Module):
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features that the head reads (`head.read`) for images f32[B,H,W,3]."""
         batch, quartered = image.shape[0], QUARTERS in self.head.read
-        with jax.default_matmul_precision(self.precision):
+        with self._computing():
             image = image_and_quarters(image) if quartered else image
             adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
             prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
@@ -98,7 +103,7 @@ class Classifier(nnx.Module):
         return_attention: bool = False,
     ) -> Prediction:
         """Classify the features that `encode` returns."""
-        with jax.default_matmul_precision(self.precision), partition.shard_head(self.head):
+        with self._computing(), partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
             sharded = jax.tree.map(partition.shard_labels, (prediction.logits, prediction.terms, prediction.gates))
             prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))
@@ -106,6 +111,12 @@ class Classifier(nnx.Module):
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}
         return replace(prediction, attention=attention, grid=features.grid)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Trace with the precision and the kernels of the model."""
+        with jax.default_matmul_precision(self.precision), use_kernels(self.kernels):
+            yield
 
 
 def image_and_quarters(image: Float[Array, "b h w c"]) -> Float[Array, "n h w c"]:
@@ -174,5 +185,11 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone.name, prompts=PROMPTS in head.read)
     return Classifier(
-        backbone, prompts, head, final_norm=final_norm, precision=settings.matmul_precision, adapters=adapters
+        backbone,
+        prompts,
+        head,
+        final_norm=final_norm,
+        precision=settings.matmul_precision,
+        kernels=settings.kernels,
+        adapters=adapters,
     )

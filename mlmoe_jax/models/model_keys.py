@@ -73,6 +73,12 @@ MODEL_KEYS = section(
             "highest": "full float32",
         },
     ),
+    kernels=ChoiceKey(
+        "auto",
+        "What computes convolutions, pooling and attention; results differ by rounding.",
+        choices={"auto": "the quickest known implementation per device", "xla": "XLA's own operations"},
+        on_resume="reported",
+    ),
     backbone=BACKBONE_KEYS,
     prompts=PROMPT_KEYS,
     adapters=ADAPTER_SECTIONS,

@@ -21,6 +21,7 @@ from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_t
 from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores
+from mlmoe_jax.models.layers.dispatch import use_kernels
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -74,8 +75,14 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     options = {"resumes": origin.resumes, "profile": profile}
     experiment = make_experiment(config, folder, data, parts, preprocess, mesh, **options)
 
-    precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
-    with precision, memory.shortage_explained(memory.TRAINING_ADVICE), folder.writing_by_first():
+    # Of what the optimizer computes.
+    precision = jax.default_matmul_precision(config.model.matmul_precision)
+    with (
+        precision,
+        use_kernels(config.model.kernels),
+        memory.shortage_explained(memory.TRAINING_ADVICE),
+        folder.writing_by_first(),
+    ):
         if distributed.is_first():
             data.images.write(folder)
             write_run_metadata(folder, config, data.label_space, preprocess, parts)

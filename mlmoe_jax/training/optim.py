@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import rules
+from mlmoe_jax.models.layers.dispatch import sum_of_squares
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import Params
 
@@ -132,28 +133,8 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
 
 
 def global_norm(gradient: Params) -> Array:
-    """Return the norm of all gradients together, f32[].
-
-    On a CPU, the squares of an array of three or more dimensions are summed part by part, along the first dimension.
-    Gradients of matmuls are often transposed, and XLA takes up to 70 times as long to sum a transposed array at once.
-    With several devices, which may share the first dimension, each sums its own values at once.
-    """
-    return jnp.sqrt(sum(map(_sum_of_squares, gradient.values())))
-
-
-def _sum_of_squares(x: Array) -> Array:
-    def at_once(x: Array) -> Array:
-        return jnp.sum(jnp.square(x))
-
-    def in_parts(x: Array) -> Array:
-        def add_part(row: Array, total: Array) -> Array:
-            return total + at_once(lax.dynamic_index_in_dim(x, row, keepdims=False))
-
-        return lax.fori_loop(0, x.shape[0], add_part, jnp.zeros((), x.dtype))
-
-    if x.ndim < 3 or jax.device_count() > 1:
-        return at_once(x)
-    return lax.platform_dependent(x, cpu=in_parts, default=at_once)
+    """Return the norm of all gradients together, f32[]."""
+    return jnp.sqrt(sum(map(sum_of_squares, gradient.values())))
 
 
 def _clip_by_global_norm(limit: float) -> optax.GradientTransformation:

@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import convolve, dot_general, max_pool
-from mlmoe_jax.models.layers.depthwise import convolve_depthwise
+from mlmoe_jax.models.layers.conv.depthwise import convolve_depthwise
+from mlmoe_jax.models.layers.conv.maps import Convolution
+from mlmoe_jax.models.layers.dispatch import convolve, dot_general, max_pool
 from mlmoe_jax.models.macs import count_macs
 
 ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
@@ -76,19 +77,13 @@ def test_a_matmul_of_a_map_equals_the_general_one_and_so_do_its_gradients(widths
     assert "f32[5,6]{1,0} dot(" in program.compile().as_text()
 
 
-def test_a_convolution_of_some_groups_is_the_general_one():
-    x, kernel = np.ones((1, 6, 6, 4), np.float32), np.ones((3, 3, 2, 4), np.float32)
-    layout = {**LAYOUT, "feature_group_count": 2}
-    traced = jax.make_jaxpr(lambda x, k: convolve(x, k, (1, 1), "SAME", **layout))(x, kernel)
-    assert [equation.primitive.name for equation in traced.eqns] == ["conv_general_dilated"]
-
-
 def test_narrow_numbers_are_summed_in_float32():
     x, kernel = drawn(5, 6, 6)
-    narrow = convolve_depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), (1, 1), ((2, 2), (2, 2)))
+    how = Convolution(pads=((2, 2), (2, 2)))
+    narrow = convolve_depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), how)
     assert narrow.dtype == jnp.bfloat16
     wide = (v.astype(jnp.bfloat16).astype(np.float32) for v in (x, kernel))
-    exact = convolve_depthwise(*wide, (1, 1), ((2, 2), (2, 2)))
+    exact = convolve_depthwise(*wide, how)
     np.testing.assert_array_equal(narrow, exact.astype(jnp.bfloat16))
 
 
@@ -127,10 +122,3 @@ def test_the_gradient_of_max_pooling_goes_to_the_first_of_equal_values(shape, dt
 
     for ours, theirs in zip(run(max_pool, x), run(nnx.max_pool, x), strict=True):
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rtol=1e-2 if dtype == "bfloat16" else 1e-6)
-
-
-@pytest.mark.parametrize(("platform", "own"), [("cpu", True), ("cuda", True), ("tpu", False)])
-def test_max_pooling_has_its_own_gradient_where_it_is_faster(platform, own):
-    gradient = jax.jit(jax.grad(lambda x: max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))).sum()))
-    program = gradient.trace(jnp.ones((1, 9, 8, 4))).lower(lowering_platforms=(platform,)).as_text()
-    assert ("select_and_scatter" in program) != own

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.models.layers import recompute, softmax_attention
+from mlmoe_jax.models.layers import recompute
+from mlmoe_jax.models.layers.dispatch import attend
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu, in_backward_pass
-from mlmoe_jax.models.layers.softmax_attention import attend, uses_cudnn
 
 FORWARD, GRADIENT = 2e-6, 5e-6
 MASK = np.random.default_rng(0).random((5, 7)) < 0.6
@@ -125,50 +125,3 @@ def test_the_compiled_backward_pass_computes_again_instead_of_keeping(layer, arr
     monkeypatch.setattr(recompute, "MIN_RECOMPUTED", 0)
     x = tokens(256, 4, heads=2, width=32)
     assert temporaries(layer, 10, x) - temporaries(layer, 5, x) <= 5 * arrays * x.nbytes
-
-
-# ----------------------------------------------------------------------------------------------------------- the choice
-@pytest.mark.variants("numbers")
-@pytest.mark.parametrize(
-    ("capability", "width", "dtype", "mask", "chosen"),
-    [
-        ((8, 0), 64, jnp.bfloat16, None, True),
-        ((9, 0), 128, jnp.float16, None, True),
-        ((9, 0), 64, jnp.float32, None, False),
-        ((9, 0), 64, jnp.bfloat16, np.ones((5, 7), bool), False),
-        ((9, 0), 12, jnp.bfloat16, None, False),
-        ((9, 0), 136, jnp.bfloat16, None, False),
-        ((7, 5), 64, jnp.bfloat16, None, False),
-        ((), 64, jnp.bfloat16, None, False),
-    ],
-)
-@pytest.mark.parametrize("numbers", [(5, 7), (6, 8)], ids=["odd", "even"])
-def test_cudnn_is_called_where_it_applies(monkeypatch, capability, width, dtype, mask, chosen, numbers):
-    from jax._src.cudnn import fused_attention_stablehlo as cudnn
-
-    monkeypatch.setattr(softmax_attention, "compute_capability", lambda: capability)
-    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91300)  # JAX asks the library while it traces
-    mask = None if mask is None else np.ones(numbers, bool)
-    parts = [tokens(number, width=width, dtype=dtype, seed=number) for number in (*numbers, numbers[1])]
-    assert uses_cudnn(parts[0], mask) is chosen
-    step = jax.jit(partial(with_gradients, partial(attend, mask=mask)))
-    text = step.trace(*parts).lower(lowering_platforms=("cuda",)).as_text()
-    for name in ("__cudnn$fmhaSoftmax(", "__cudnn$fmhaSoftmaxBackward("):
-        assert (name in text) is chosen
-    if chosen:
-        assert ("PADDING" in text) is (numbers == (5, 7))
-
-
-def test_compute_capability(monkeypatch):
-    assert softmax_attention.compute_capability() == ()
-
-    class Gpu:
-        platform, compute_capability = "gpu", "9.0"
-
-    monkeypatch.setattr(jax, "devices", lambda *_: [Gpu])
-    assert softmax_attention.compute_capability() == (9, 0)
-    Gpu.compute_capability = "gfx942"
-    assert softmax_attention.compute_capability() == ()
-    with jax.default_device("cpu"):
-        Gpu.platform = "cpu"
-        assert softmax_attention.compute_capability() == ()

@@ -10,6 +10,7 @@ from helpers.runs import recipe
 
 from mlmoe_jax import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.layers.dispatch import use_kernels
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training import loop
 
@@ -36,11 +37,12 @@ def test_all_matmuls_have_the_precision_of_the_config(tiny_vit, method, precisio
 
 
 @pytest.mark.usefixtures("run")
-def test_training_computes_at_the_precision_of_the_config(monkeypatch, tmp_path):
-    config, precisions = recipe("probe", model__matmul_precision="highest"), []
+def test_training_computes_at_the_precision_and_by_the_kernels_of_the_config(monkeypatch, tmp_path):
+    config, found = recipe("probe", model__matmul_precision="highest", model__kernels="xla"), []
     before = jax.config.jax_default_matmul_precision
-    monkeypatch.setattr(loop, "run_steps", lambda *_: precisions.append(jax.config.jax_default_matmul_precision))
+    note = lambda *_: found.append((jax.config.jax_default_matmul_precision, use_kernels.value))  # noqa: E731
+    monkeypatch.setattr(loop, "run_steps", note)
     monkeypatch.setattr(loop, "finish", lambda *_: {})
     loop.train(config, RunFolder(tmp_path))
-    assert precisions == ["highest"]
-    assert jax.config.jax_default_matmul_precision == before
+    assert found == [("highest", "xla")]
+    assert (jax.config.jax_default_matmul_precision, use_kernels.value) == (before, "auto")

@@ -21,7 +21,7 @@ from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.outputs import Features, Prediction, Prompts
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import QueryDecoder

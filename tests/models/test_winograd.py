@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import convolve
-from mlmoe_jax.models.layers.winograd import CHANNELS, LARGE_TILES, SMALL_TILES, choose_transforms, convolve_tiles
+from mlmoe_jax.models.layers.conv.maps import Convolution
+from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES, convolve_tiles
+from mlmoe_jax.models.layers.dispatch import CHANNELS, convolve
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
+PADDED = Convolution(pads=((1, 1), (1, 1)))
 
 
 def drawn(rows, columns, inputs, outputs, batch=2):
@@ -31,7 +33,9 @@ def differences(transforms, pads, x, kernel):
     def slope(values):
         return np.random.default_rng(1).normal(size=values.shape).astype(values.dtype)
 
-    ours = run(jax.jit(lambda x, kernel: convolve_tiles(x, kernel, transforms, pads)), x, kernel, slope)
+    ours = run(
+        jax.jit(lambda x, kernel: convolve_tiles(x, kernel, Convolution(pads=pads), transforms)), x, kernel, slope
+    )
     with jax.enable_x64(True):
         wide = jnp.asarray(x, jnp.float64), jnp.asarray(kernel, jnp.float64)
         exact = run(
@@ -55,30 +59,13 @@ def test_many_channels_lose_few_digits(transforms, limit):
     assert max(differences(transforms, ((1, 1), (1, 1)), *drawn(24, 24, 256, 64))) < limit
 
 
-def test_it_computes_large_maps_of_many_channels_in_float32():
-    def chosen(side, channels, stride=1, size=3, dtype=jnp.float32):
-        x, kernel = np.ones((1, side, side, channels)), np.ones((size, size, channels, channels))
-        return choose_transforms(x.astype(dtype), kernel.astype(dtype), (stride, stride))
-
-    assert chosen(28, CHANNELS) == LARGE_TILES
-    assert chosen(14, CHANNELS) == SMALL_TILES
-    others = [
-        (7, CHANNELS),
-        (28, CHANNELS - 1),
-        (28, CHANNELS, 2),
-        (28, CHANNELS, 1, 5),
-        (28, CHANNELS, 1, 3, jnp.bfloat16),
-    ]
-    assert [chosen(*other) for other in others] == [None] * len(others)
-
-
 def test_kernels_are_transformed_one_after_another():
     x = jnp.ones((1, 28, 28, CHANNELS))
 
     def temporaries(layers):
         def run(x, kernels):
             for kernel in kernels:
-                x = jax.nn.relu(convolve_tiles(x, kernel, LARGE_TILES, ((1, 1), (1, 1))))
+                x = jax.nn.relu(convolve_tiles(x, kernel, PADDED, LARGE_TILES))
             return x
 
         kernels = [jnp.ones((3, 3, CHANNELS, CHANNELS))] * layers
@@ -90,9 +77,9 @@ def test_kernels_are_transformed_one_after_another():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_value_that_is_not_finite_spoils_no_other_image(value):
     x, kernel = drawn(8, 8, 4, 4)
-    good = convolve_tiles(x, kernel, SMALL_TILES, ((1, 1), (1, 1)))
+    good = convolve_tiles(x, kernel, PADDED, SMALL_TILES)
     x[0, 0, 0, 0] = value
-    bad = convolve_tiles(x, kernel, SMALL_TILES, ((1, 1), (1, 1)))
+    bad = convolve_tiles(x, kernel, PADDED, SMALL_TILES)
     assert not np.isfinite(bad[0]).all()
     np.testing.assert_array_equal(bad[1], good[1])
 

@@ -33,11 +33,12 @@ def test_a_run_resumes_with_the_same_config_only(finished, capsys, refusal):
     config.data.bad_images, config.model.remat, config.data.workers = "skip", True, 3
     config.train.accumulate = 2
     config.data.truncated, config.data.exif = "read", "ignore"
+    config.model.kernels = "xla"
     config_of_run(config, folder)
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(": the results can differ from a run without this change")
     changes = "data.bad_images was 'error' and is 'skip'", "model.remat was False and is True"
-    for told in (*changes, "train.accumulate was 1 and is 2"):
+    for told in (*changes, "train.accumulate was 1 and is 2", "model.kernels was 'auto' and is 'xla'"):
         assert told in line
     assert "data.workers" not in line, "it changes nothing"
     config.model.prompts.attention_mask = "none"

@@ -22,7 +22,7 @@ import protocol
 from benchmarks import harness, run
 from benchmarks.suites import cases, start, step
 from benchmarks.suites.attention import WAYS
-from mlmoe_jax.models.layers import softmax_attention
+from mlmoe_jax.models.layers import dispatch
 from mlmoe_jax.models.macs import count_macs
 
 TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
@@ -86,6 +86,7 @@ def peer(name: str, slow: int = 0) -> harness.Side:
     [
         ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
         ("grow", ["Growing labels"], ["| 80 |"]),
+        ("kernels", ["Kernels"], [f"| {row.case} | float32 |" for row in dispatch.TABLE]),
     ],
 )
 def test_a_suite_measures_a_tiny_model(suite, titles, cells, workers):
@@ -124,14 +125,14 @@ def test_another_result_differs_from_the_stored_result(tmp_path, monkeypatch):
 
 def test_all_ways_of_attention_compute_the_same():
     parts = [jax.random.normal(jax.random.key(seed), (2, size, 3, 8)) for seed, size in enumerate((5, 7, 7))]
-    results, calls = [], []
+    results, programs = [], []
     for way in WAYS:
         with jax_worker._attention_by(way):
-            results.append(softmax_attention.attend(*parts))
-            calls.append(softmax_attention._attend)
+            results.append(dispatch.attend(*parts))
+            programs.append(str(jax.make_jaxpr(lambda *parts: dispatch.attend(*parts))(*parts)))
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], atol=1e-6)
-    assert calls[0] is calls[1] is not calls[2]
+    assert ["_attend" in program for program in programs] == [True, True, False]
 
 
 def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
-from mlmoe_jax.models.layers.convolution import convolve, dot_general
+from mlmoe_jax.models.layers.dispatch import convolve, dot_general
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp

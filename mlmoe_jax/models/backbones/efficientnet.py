@@ -20,7 +20,7 @@ from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBack
 from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -20,7 +19,7 @@ from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBack
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.convolution import convolve, max_pool
+from mlmoe_jax.models.layers.dispatch import convolve, max_pool, rectify
 from mlmoe_jax.models.layers.initializers import Dtype
 
 EXPANSION = 4
@@ -97,21 +96,7 @@ class Bottleneck(nnx.Module):
         y = jax.nn.relu(self.norm1(self.conv1(x)))
         y = jax.nn.relu(self.norm2(self.conv2(y)))
         y = self.norm3(self.conv3(y)) + (x if self.shortcut is None else self.shortcut(x))
-        return _rectify(y)
-
-
-@jax.custom_vjp
-def _rectify(x: jax.Array) -> jax.Array:
-    """Return ReLU. Its gradient reads the result, because XLA on a CPU computes `x` of all earlier blocks again."""
-    return jnp.where(x <= 0, 0, x)
-
-
-def _rectify_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    result = _rectify(x)
-    return result, result
-
-
-_rectify.defvjp(_rectify_forward, lambda result, slope: (jnp.where(result <= 0, 0, slope),))
+        return rectify(y)
 
 
 class ResNet(ConvolutionalBackbone):

@@ -10,8 +10,9 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, add_delta, call_layer
+from mlmoe_jax.models.layers.dispatch import attend
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, concatenate_tokens
+from mlmoe_jax.models.layers.softmax_attention import attention_weights, concatenate_tokens
 
 PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 

@@ -15,9 +15,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
+from mlmoe_jax.models.layers.dispatch import attend
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import LayerNorm
-from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
+from mlmoe_jax.models.layers.softmax_attention import attention_weights
 from mlmoe_jax.models.layers.transformer import MLPS
 
 TORCH_EPSILON = 1e-5

@@ -1,4 +1,4 @@
-"""The function softmax(QKᵀ/√d)·V of all attention layers, and the choice of its implementation.
+"""The implementations of softmax(QKᵀ/√d)·V, between which `layers.dispatch.attend` chooses.
 
 Shape letters: B batch, Q queries, T keys and values, h heads of width d. Each leading size b is B or 1.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from mlmoe_jax.models.layers.recompute import in_backward_pass
 
-Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key; None = all True
+Mask = np.ndarray | jax.Array  # bool[Q,T] or [1 or B,1 or h,Q,T], True if a query may attend to a key; None = all True
 
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
@@ -20,53 +20,16 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> ja
     return _weights(query, key, mask)
 
 
-def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None = None) -> jax.Array:
-    """Return softmax(QKᵀ/√d)·V: queries [b,Q,h,d], keys and values [b,T,h,d] -> [B,Q,h,d], in their type.
-
-    Only reverse-mode differentiation is possible.
-    """
-    query, key, value = broadcast_batch(query, key, value)
-    if uses_cudnn(query, mask):
-        return _attend_by_cudnn(query, key, value)
-    query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
-    return _attend(query, key, value, mask).swapaxes(1, 2)
+def attend_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
+    """Return `jax.nn.dot_product_attention` [B,Q,h,d] of queries [B,Q,h,d] to keys and values [B,T,h,d]."""
+    mask = None if mask is None else jnp.asarray(mask)[(None,) * (4 - mask.ndim)]
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
 
 
-# ----------------------------------------------------------------------------------------------------------- the choice
-def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
-    """Return whether `attend` calls cuDNN's fused attention for queries [B,Q,h,d], instead of `_attend`.
-
-    NVIDIA, from Ampere on (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory. It takes 16-bit
-    numbers and heads of a width that is a multiple of 8, at most 128. It takes our masks only as an added matrix [Q,T].
-    Masks occur in the last block, or in all blocks with pruned prompts.
-    CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (`benchmarks.run --suite=attention`).
-    TPU: the compiled `_attend` accesses fewer bytes than `jax.nn.dot_product_attention`. The kernels of Pallas work on
-    blocks of at least 128 queries and keys, and a ViT at 224 px has at most 257 tokens.
-    The device is JAX's default device, which `jax.default_device` changes.
-    """
-    return (
-        mask is None
-        and query.dtype in (jnp.bfloat16, jnp.float16)
-        and query.shape[-1] % 8 == 0
-        and query.shape[-1] <= 128
-        and compute_capability() >= (8, 0)
-    )
-
-
-def compute_capability() -> tuple[int, ...]:
-    """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU."""
-    device = jax.config.jax_default_device
-    if isinstance(device, str):
-        device = jax.devices(device)[0]
-    device = device or jax.devices()[0]
-    number = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
-    parts = number.split(".")
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD has names such as gfx942
-
-
-def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: None) -> jax.Array:
     """Return the attention [B,Q,h,d], computed by cuDNN, of queries [B,Q,h,d] to keys and values [B,T,h,d].
 
+    No matrix [B,h,Q,T] is formed in memory. cuDNN takes our masks only as an added matrix [Q,T], so it gets none.
     The backward pass of cuDNN supports only even Q and T. Odd numbers of tokens are therefore padded, and the padding
     is masked by the arguments for sequence lengths.
     """
@@ -78,7 +41,15 @@ def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
     return mixed[:, : query.shape[1]]
 
 
-# ----------------------------------------------------------------------------------------------------- in JAX's matmuls
+def attend_by_matmuls(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
+    """Return the attention [B,Q,h,d], whose backward pass computes the weights again, of queries [B,Q,h,d].
+
+    Only reverse-mode differentiation is possible.
+    """
+    query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
+    return _attend(query, key, value, mask).swapaxes(1, 2)
+
+
 @jax.custom_vjp
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
     """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d].

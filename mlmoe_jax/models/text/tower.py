@@ -112,7 +112,7 @@ class TextTower(nnx.Module):
         return self.token_embed[tokens] + self.pos_embed[: tokens.shape[1]]
 
     def mask(self, valid: jax.Array) -> np.ndarray | jax.Array | None:
-        """Return which tokens (rows) may attend to which (columns), as `layers.softmax_attention.attend` takes it."""
+        """Return which tokens (rows) may attend to which (columns), as `layers.dispatch.attend` takes it."""
         raise NotImplementedError
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ import pytest
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.main import main
-from mlmoe_jax.models.layers import softmax_attention
+from mlmoe_jax.models.layers import dispatch
 
 
 def summary(reference, **overrides):
@@ -55,7 +55,7 @@ def test_macs_that_a_kernel_of_the_gpu_executes_are_counted(monkeypatch, probe):
     def capability() -> tuple[int, ...]:
         return () if jax.config.jax_default_device == "cpu" else (9, 0)
 
-    monkeypatch.setattr(softmax_attention, "compute_capability", capability)
+    monkeypatch.setattr(dispatch, "compute_capability", capability)
     of_gpu = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__dtype="bfloat16")
     assert of_gpu["macs"] == probe["macs"]
 

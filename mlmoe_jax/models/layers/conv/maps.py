@@ -1,15 +1,27 @@
-"""Padding, shifts and tiles of maps [B,H,W,C]."""
+"""What a convolution is beside its arrays, and padding, shifts and tiles of maps [B,H,W,C]."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 Pads = tuple[tuple[int, int], ...]  # rows before and after a map, and columns
+NO_PADS: Pads = ((0, 0), (0, 0))
+
+
+class Convolution(NamedTuple):
+    """What a convolution is beside its maps and its kernel. `general` is XLA's own, a function of these two arrays."""
+
+    strides: tuple[int, int] = (1, 1)
+    pads: Pads = NO_PADS
+    groups: int = 1
+    precision: lax.PrecisionLike = None
+    general: Callable[[jax.Array, jax.Array], jax.Array] = lax.conv_general_dilated
 
 
 def pad_maps(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, int]]) -> jax.Array:

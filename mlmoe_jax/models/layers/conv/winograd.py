@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from mlmoe_jax.models.layers.maps import Pads, join_tiles, measure_result, pad_maps
+from mlmoe_jax.models.layers.conv.maps import Convolution, Pads, join_tiles, measure_result, pad_maps
 from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
@@ -78,47 +77,21 @@ def _freeze(matrix: Sequence[np.ndarray]) -> Matrix:
 SMALL_TILES = _interpolate(0.0, 1.0, -1.0)
 # Of the points ±a and ±b, these have nearly the least error, half of what the usual ±1 and ±2 have.
 LARGE_TILES = _interpolate(0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)
-CHANNELS = 128  # fewest channels with which the matmuls outweigh the transforms
-# The fewest positions of a map with which the matmuls outweigh the transform of the kernel.
-POSITIONS = ((400, LARGE_TILES), (144, SMALL_TILES))
 
 
-def choose_transforms(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> Transforms | None:
-    """Return the transforms with which a convolution is the fastest on a CPU, or None if XLA's own is faster.
-
-    In other types than float32 the transforms would lose digits.
-    """
-    is_float32 = x.dtype == kernel.dtype == jnp.float32
-    if is_float32 and kernel.shape[:2] == (SIZE, SIZE) and strides == (1, 1) and min(kernel.shape[2:]) >= CHANNELS:
-        for fewest, transforms in POSITIONS:
-            if math.prod(x.shape[1:3]) >= fewest:
-                return transforms
-    return None
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def convolve_tiles(x: jax.Array, kernel: jax.Array, how: Convolution, transforms: Transforms) -> jax.Array:
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1 and pads of at most 2."""
+    weights = _transform_kernel(kernel, transforms.kernel, how.precision, before=x)
+    return _convolve(x, weights, transforms, how.pads, how.precision, channels=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def convolve_tiles(
-    x: jax.Array, kernel: jax.Array, transforms: Transforms, pads: Pads, precision: lax.PrecisionLike = None
-) -> jax.Array:
-    """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1.
-
-    Args:
-      x: the maps.
-      kernel: the weights.
-      transforms: the matrices of the algorithm.
-      pads: rows of zeros before and after a map, and columns; at most 2 each.
-      precision: the precision of the matmuls, as in `jax.lax.dot_general`.
-    """
-    weights = _transform_kernel(kernel, transforms.kernel, precision, before=x)
-    return _convolve(x, weights, transforms, pads, precision, channels=1)
+def _forward(x: jax.Array, kernel: jax.Array, how: Convolution, transforms: Transforms):
+    return convolve_tiles(x, kernel, how, transforms), (x, kernel)
 
 
-def _forward(x: jax.Array, kernel: jax.Array, *static):
-    return convolve_tiles(x, kernel, *static), (x, kernel)
-
-
-def _backward(transforms: Transforms, pads: Pads, precision, residuals: tuple[jax.Array, jax.Array], slope: jax.Array):
-    x, kernel = residuals
+def _backward(how: Convolution, transforms: Transforms, residuals: tuple[jax.Array, jax.Array], slope: jax.Array):
+    (x, kernel), pads, precision = residuals, how.pads, how.precision
     # The gradient with respect to the maps is the convolution of `slope` with the flipped kernel.
     opposite = tuple((SIZE - 1 - before, SIZE - 1 - after) for before, after in pads)
     weights = _transform_kernel(kernel, np.fliplr(transforms.kernel), precision, before=slope)

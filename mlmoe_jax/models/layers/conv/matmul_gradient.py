@@ -1,0 +1,56 @@
+"""XLA's convolution, whose gradient by the kernel is computed as matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+
+from mlmoe_jax.models.layers.conv.maps import Convolution, pad_maps, shift_maps
+from mlmoe_jax.models.layers.conv.pointwise import contract_rows
+from mlmoe_jax.models.layers.recompute import dependent_zero
+
+MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
+
+
+def convolve_by_xla(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
+    """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D]."""
+    return how.general(x, kernel)
+
+
+def convolve_with_matmul_gradient(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
+    """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C,D], with matmuls as the gradient by the kernel.
+
+    XLA computes this gradient as a convolution with the cotangent as the kernel.
+    """
+
+    def forward(x: jax.Array, kernel: jax.Array):
+        return how.general(x, kernel), (x, kernel)
+
+    def backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
+        x, kernel = residuals
+        (image,) = jax.linear_transpose(lambda x: how.general(x, kernel), x)(cotangent)
+        # XLA would compute all shifts in the forward pass, where they would stay in memory.
+        padded = pad_maps(x, dependent_zero(cotangent), how.pads)
+        shifts = shift_maps(padded, kernel.shape[:2], how.strides, cotangent.shape[1:3])
+        return image, _kernel_gradient(shifts, cotangent, how.precision).reshape(kernel.shape)
+
+    convolution = jax.custom_vjp(how.general)
+    convolution.defvjp(forward, backward)
+    return convolution(x, kernel)
+
+
+def _kernel_gradient(shifts: Iterable[jax.Array], cotangent: jax.Array, precision) -> jax.Array:
+    """Return the gradient by the kernel [h·w·C,D], from what its positions read [B,H,W,C], and from the cotangent.
+
+    With few channels, several positions share a matmul, because a matmul with few rows wastes time.
+    """
+    rows = cotangent.reshape(-1, cotangent.shape[-1])
+    columns = [part.reshape(-1, part.shape[-1]) for part in shifts]
+    together = max(1, MATMUL_ROWS // columns[0].shape[-1])
+    products = [
+        contract_rows(jnp.concatenate(columns[first : first + together], 1), rows, precision)
+        for first in range(0, len(columns), together)
+    ]
+    return jnp.concatenate(products)

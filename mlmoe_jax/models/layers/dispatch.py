@@ -1,0 +1,219 @@
+"""Which implementation computes an operation: the table of kernels, and the operations that choose from it.
+
+The first row of TABLE that fits computes an operation on a platform. Without one, and with `model.kernels=xla`, XLA's
+own operation does. `python -m benchmarks.run --suite=kernels` compares each row with XLA's on this machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from mlmoe_jax.models.layers import recompute
+from mlmoe_jax.models.layers.conv.depthwise import convolve_depthwise
+from mlmoe_jax.models.layers.conv.maps import NO_PADS, Convolution, Pads
+from mlmoe_jax.models.layers.conv.matmul_gradient import convolve_by_xla, convolve_with_matmul_gradient
+from mlmoe_jax.models.layers.conv.pointwise import convolve_pointwise, multiply_maps
+from mlmoe_jax.models.layers.conv.pooling import pool_by_position
+from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES, convolve_tiles
+from mlmoe_jax.models.layers.softmax_attention import (
+    Mask,
+    attend_by_cudnn,
+    attend_by_matmuls,
+    attend_by_xla,
+    broadcast_batch,
+)
+from mlmoe_jax.models.layers.sums import square_sum, square_sum_by_parts
+
+# `with use_kernels(config.model.kernels):` decides for what is traced inside; it is a part of the keys of jit's caches.
+use_kernels = jax.make_user_context("auto")
+
+CPU, CPU_AND_CUDA, EVERY = ("cpu",), ("cpu", "cuda"), ("default",)  # platforms of `lax.platform_dependent`
+CHANNELS = 128  # the fewest with which the matmuls of Winograd's algorithm outweigh its transforms
+
+
+# ------------------------------------------------------------------------------------------------------ the conditions
+def is_depthwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
+    """Return whether each channel has a kernel of its own."""
+    return how.groups == x.shape[-1] == kernel.shape[-1]
+
+
+def is_pointwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
+    """Return whether a convolution is a matmul of some of its positions."""
+    return kernel.shape[:2] == (1, 1) and how.groups == 1 and how.pads == NO_PADS
+
+
+def is_fast_in_tiles(x: jax.Array, kernel: jax.Array, how: Convolution, *, positions: int) -> bool:
+    """Return whether Winograd's algorithm is faster, for maps of at least `positions`.
+
+    With fewer, the transform of the kernel outweighs the matmuls. Other types than float32 would lose digits.
+    """
+    is_float32 = x.dtype == kernel.dtype == jnp.float32
+    is_3x3 = kernel.shape[:2] == (3, 3) and how.strides == (1, 1) and how.groups == 1
+    return is_float32 and is_3x3 and min(kernel.shape[2:]) >= CHANNELS and math.prod(x.shape[1:3]) >= positions
+
+
+is_fast_in_large_tiles = partial(is_fast_in_tiles, positions=400)
+is_fast_in_small_tiles = partial(is_fast_in_tiles, positions=144)
+
+
+def is_dense(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
+    """Return whether each result is a sum over all channels."""
+    return how.groups == 1
+
+
+def fits_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> bool:
+    """Return whether cuDNN's fused attention takes queries [B,Q,h,d], and JAX's default device has it.
+
+    It takes 16-bit numbers and heads of a width that is a multiple of 8, at most 128. Masks occur in the last block, or
+    in all blocks with pruned prompts.
+    """
+    takes = mask is None and query.dtype in (jnp.bfloat16, jnp.float16)
+    return takes and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128 and compute_capability() >= (8, 0)
+
+
+def compute_capability() -> tuple[int, ...]:
+    """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU.
+
+    `jax.default_device` changes the device.
+    """
+    device = jax.config.jax_default_device
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
+    device = device or jax.devices()[0]
+    number = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
+    parts = number.split(".")
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD has names such as gfx942
+
+
+def has_parts(x: jax.Array) -> bool:
+    """Return whether an array can be summed part by part. Several devices may share its first dimension."""
+    return x.ndim > 2 and jax.device_count() == 1
+
+
+def always(*_: jax.Array, **__: object) -> bool:
+    """Return True."""
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------------- the table
+class Kernel(NamedTuple):
+    """An implementation of an operation.
+
+    Attributes:
+      operation: a function of this module.
+      platforms: where the implementation is used.
+      fits: whether it computes the operation for these arguments. It is called while a program is traced.
+      run: the implementation.
+      case: the case of `--suite=kernels` that shows its gain.
+    """
+
+    operation: str
+    platforms: Sequence[str]
+    fits: Callable[..., bool]
+    run: Callable[..., jax.Array]
+    case: str
+
+
+TABLE = (
+    Kernel("convolve", CPU, is_depthwise, convolve_depthwise, "depthwise"),
+    Kernel("convolve", CPU, is_pointwise, convolve_pointwise, "pointwise"),
+    Kernel("convolve", CPU, is_fast_in_large_tiles, partial(convolve_tiles, transforms=LARGE_TILES), "large-tiles"),
+    Kernel("convolve", CPU, is_fast_in_small_tiles, partial(convolve_tiles, transforms=SMALL_TILES), "small-tiles"),
+    Kernel("convolve", CPU, is_dense, convolve_with_matmul_gradient, "dense"),
+    Kernel("dot_general", CPU, always, multiply_maps, "matmul"),
+    Kernel("max_pool", CPU_AND_CUDA, always, pool_by_position, "pooling"),
+    Kernel("attend", EVERY, fits_cudnn, attend_by_cudnn, "attention"),
+    Kernel("attend", EVERY, always, attend_by_matmuls, "attention"),
+    Kernel("rectify", EVERY, always, recompute.rectify, "rectify"),
+    Kernel("sum_of_squares", CPU, has_parts, square_sum_by_parts, "squares"),
+)
+
+
+def choose(operation: str, *arrays: jax.Array, **settings) -> dict[str, Kernel]:
+    """Return the rows that compute an operation, by platform; XLA's own operation computes it on all others."""
+    chosen: dict[str, Kernel] = {}
+    for row in TABLE if use_kernels.value == "auto" else ():
+        if "default" not in chosen and row.operation == operation and row.fits(*arrays, **settings):
+            chosen = dict.fromkeys(row.platforms, row) | chosen
+    return chosen
+
+
+def _compute(operation: str, general: Callable, *arrays: jax.Array, **settings) -> jax.Array:
+    rows = choose(operation, *arrays, **settings)
+    # Platforms with one row share one function, so that it is traced once.
+    runs = {row: partial(row.run, **settings) for row in rows.values()}
+    forms = {"default": partial(general, **settings)} | {platform: runs[row] for platform, row in rows.items()}
+    return forms["default"](*arrays) if len(forms) == 1 else lax.platform_dependent(*arrays, **forms)
+
+
+# ------------------------------------------------------------------------------------------------------ the operations
+def convolve(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: Sequence[int],
+    padding: str | Sequence[Sequence[int]],
+    *,
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
+    feature_group_count: int = 1,
+    **options,
+) -> jax.Array:
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D].
+
+    It is made for `nnx.Conv(conv_general_dilated=convolve)`. Other arguments are as in `jax.lax.conv_general_dilated`.
+    Raises ValueError for a dilation.
+    """
+    if set(lhs_dilation) | set(rhs_dilation) != {1}:
+        raise ValueError(f"a convolution has no dilation here, not {lhs_dilation} and {rhs_dilation}")
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+    strides, pads = tuple(strides), tuple(map(tuple, padding))
+    general = partial(
+        lax.conv_general_dilated,
+        window_strides=strides,
+        padding=pads,
+        feature_group_count=feature_group_count,
+        **options,
+    )
+    how = Convolution(strides, pads, feature_group_count, options.get("precision"), general)
+    return _compute("convolve", convolve_by_xla, x, kernel, how=how)
+
+
+def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers, *, precision=None, **options) -> jax.Array:
+    """Return `x` […,C] times `kernel` [C,D].
+
+    It is made for `nnx.Linear(dot_general=dot_general)` on maps. The arguments are as in `jax.lax.dot_general`.
+    """
+    general = partial(lax.dot_general, dimension_numbers=dimension_numbers, **options)
+    return _compute("dot_general", general, x, kernel, precision=precision)
+
+
+def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pads: Pads) -> jax.Array:
+    """Return the largest value of each window of `x` [B,H,W,C]; its gradient goes to the first of equal values."""
+    return _compute("max_pool", nnx.max_pool, x, window_shape=window, strides=strides, padding=pads)
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None = None) -> jax.Array:
+    """Return softmax(QKᵀ/√d)·V: queries [b,Q,h,d], keys and values [b,T,h,d] -> [B,Q,h,d], in their type.
+
+    Only reverse-mode differentiation is possible.
+    """
+    return _compute("attend", attend_by_xla, *broadcast_batch(query, key, value), mask=mask)
+
+
+def rectify(x: jax.Array) -> jax.Array:
+    """Return ReLU of the sum at the end of a residual block."""
+    return _compute("rectify", jax.nn.relu, x)
+
+
+def sum_of_squares(x: jax.Array) -> jax.Array:
+    """Return the sum of the squares of all values, []."""
+    return _compute("sum_of_squares", square_sum, x)
