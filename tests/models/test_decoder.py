@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 from helpers.programs import calls
 
-from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, FeedForward, QueryAttention
+from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, QueryAttention
 from mlmoe_jax.models.layers.positions import detr_positions
+from mlmoe_jax.models.layers.transformer import Mlp
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
@@ -84,7 +85,7 @@ def test_dropout_applies_to_attention_weights_mlps_and_outputs():
     only = layer | {"attention_dropout": 0.0}
     tokens = draw(B, N, D)
     attention = filled(lambda: QueryAttention(D, 2, dropout=0.5, rngs=nnx.Rngs(0)))
-    feed = filled(lambda: FeedForward(D, 6, dropout=0.5, rngs=nnx.Rngs(0)))
+    feed = filled(lambda: Mlp(D, 6, activation=jax.nn.relu, dropout=0.5, rngs=nnx.Rngs(0)))
     encoder = filled(lambda: EncoderLayer(D, 2, 6, rngs=nnx.Rngs(0), **layer))
     whole = filled(lambda: DecoderLayer(D, 2, 6, self_attention="on", rngs=nnx.Rngs(0), **layer))
     identity = filled(lambda: DecoderLayer(D, 2, 6, self_attention="identity", rngs=nnx.Rngs(0), **layer))

@@ -6,6 +6,7 @@ Stochastic depth regularizes long trainings from scratch and does not affect eva
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from flax import nnx
@@ -92,7 +93,7 @@ class ConvNeXtBlock(nnx.Module):
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
         self.norm = LayerNorm(width, epsilon=NORM_EPSILON, rngs=rngs)
-        self.mlp = Mlp(width, 4 * width, dot_general=dot_general, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(width, 4 * width, linear=partial(nnx.Linear, dot_general=dot_general), dtype=dtype, rngs=rngs)
         self.layer_scale = LayerScale(width, layer_scale)
 
     def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:

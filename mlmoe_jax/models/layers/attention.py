@@ -55,18 +55,17 @@ class FusedProjection(nnx.Linear):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Project f32[b,T,D] to queries, keys and values, f32[b,T,3D]."""
-        return self._columns(tokens, 0)
+        return self.project(tokens, slice(None))
 
     def key_value(self, tokens: jax.Array) -> jax.Array:
         """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
-        return self._columns(tokens, self.in_features)
+        return self.project(tokens, slice(self.in_features, None))
 
-    def _columns(self, tokens: jax.Array, start: int) -> jax.Array:
-        """Project f32[b,T,D] with the columns `start`: of the kernel, f32[b,T,3D − start]."""
-        kernel = self.kernel[:, start:]
-        bias = self._full_bias()
+    def project(self, tokens: jax.Array, columns: slice) -> jax.Array:
+        """Project f32[b,T,D] with some columns of the kernel, such as `columns("key")`."""
+        kernel = self.kernel[:, columns]
         dtype = self.dtype or jnp.result_type(tokens, kernel)
-        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[start:].astype(dtype)
+        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + self._full_bias()[columns].astype(dtype)
 
     def _full_bias(self) -> jax.Array:
         bias = self.bias[...]

@@ -5,6 +5,8 @@ of Q2L and ML-Decoder. AttentionPool gives the `cls` of ViTs without a class tok
 Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ from mlmoe_jax.models.layers.dispatch import attend
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attention_weights
-from mlmoe_jax.models.layers.transformer import MLPS
+from mlmoe_jax.models.layers.transformer import MLPS, Mlp
 
 TORCH_EPSILON = 1e-5
 
@@ -80,34 +82,15 @@ class QueryAttention(nnx.Module):
 
     def _project(self, tokens: jax.Array, part: str) -> jax.Array:
         """Project f32[b,T,D] to queries, keys or values f32[b,T,h,d]. `part` is "query", "key" or "value"."""
-        kernel, bias = self.qkv.part(part)
-        dtype = self.qkv.dtype or jnp.float32
-        result = jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        result = self.qkv.project(tokens, self.qkv.columns(part))
         return result.reshape(*tokens.shape[:2], self.heads, -1)
 
 
-class FeedForward(nnx.Module):
-    """A feed-forward network: linear layer, ReLU, dropout, linear layer."""
+def _feed_forward(width: int, hidden: int, *, dropout: float, init: str, dtype: Dtype, rngs: nnx.Rngs) -> Mlp:
+    def linear(inputs: int, outputs: int, **settings: Any) -> nnx.Linear:
+        return torch_linear(inputs, outputs, kernel_init=_matrix(init, inputs), **settings)
 
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        *,
-        dropout: float = 0.0,
-        init: str = "xavier",
-        dtype: Dtype = None,
-        rngs: nnx.Rngs,
-    ):
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return torch_linear(inputs, outputs, kernel_init=_matrix(init, inputs), dtype=dtype, rngs=rngs)
-
-        self.fc1 = linear(width, hidden)
-        self.fc2 = linear(hidden, width)
-        self.dropout = nnx.Dropout(dropout, deterministic=True)
-
-    def __call__(self, tokens: Float[ArrayLike, "b t d"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "b t d"]:
-        return self.fc2(self.dropout(jax.nn.relu(self.fc1(tokens)), rngs=rngs))
+    return Mlp(width, hidden, activation=jax.nn.relu, dropout=dropout, linear=linear, dtype=dtype, rngs=rngs)
 
 
 def _matrix(init: str, fan_in: int) -> Initializer:
@@ -131,7 +114,7 @@ class EncoderLayer(nnx.Module):
     ):
         shared = {"init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, dropout=attention_dropout, **shared)
-        self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
+        self.mlp = _feed_forward(width, hidden, dropout=dropout, **shared)
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
@@ -176,7 +159,7 @@ class DecoderLayer(nnx.Module):
         self.self_attn = QueryAttention(width, heads, **attention) if self_attention == "on" else None
         self.norm1 = None if self_attention == "off" else LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs)
         self.cross_attn = QueryAttention(width, heads, **attention)
-        self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
+        self.mlp = _feed_forward(width, hidden, dropout=dropout, **shared)
         self.norm2, self.norm3 = (LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 

@@ -18,7 +18,10 @@ MLP, BRANCH = "mlp", "branch"  # names of deltas besides layers, see Block
 
 
 class Mlp(nnx.Module):
-    """A feed-forward network: linear layer, activation (by default the exact GELU), linear layer."""
+    """A feed-forward network: linear layer, activation (by default the exact GELU), dropout, linear layer.
+
+    `linear` builds the layers from the arguments of nnx.Linear. With `gated`, the first has twice the outputs.
+    """
 
     def __init__(
         self,
@@ -26,36 +29,31 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         activation: Callable[[jax.Array], jax.Array] = gelu,
-        dot_general: Callable[..., jax.Array] = jax.lax.dot_general,
+        gated: bool = False,
+        dropout: float = 0.0,
+        linear: Callable[..., nnx.Linear] = nnx.Linear,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.activation = activation
-        self.fc1 = nnx.Linear(width, hidden, dot_general=dot_general, dtype=dtype, rngs=rngs)
-        self.fc2 = nnx.Linear(hidden, width, dot_general=dot_general, dtype=dtype, rngs=rngs)
+        self.fc1 = linear(width, 2 * hidden if gated else hidden, dtype=dtype, rngs=rngs)
+        self.fc2 = linear(hidden, width, dtype=dtype, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, deterministic=True)
 
-    def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
+    def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`; `rngs` are for dropout in training."""
         hidden = self.activation(call_layer(self.fc1, tokens, "fc1", deltas))
-        return call_layer(self.fc2, hidden, "fc2", deltas)
+        return call_layer(self.fc2, self.dropout(hidden, rngs=rngs), "fc2", deltas)
 
 
-class SwiGlu(nnx.Module):
-    """A feed-forward network with SwiGLU (Shazeer, "GLU variants improve transformer", 2020).
+def swiglu(x: jax.Array) -> jax.Array:
+    """Return silu(gate)·value for the halves gate and value of `x` […,2H] (Shazeer, "GLU variants improve transformer",
+    2020).
 
-    A linear layer computes a gate and a value. A second linear layer is applied to silu(gate)·value. One layer computes
-    gate and value, with the gate in its first columns, as in the files of DINOv2 giant.
+    One layer computes both, with the gate in its first columns, as in the files of DINOv2 giant.
     """
-
-    def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
-        self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
-
-    def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
-        gate, value = jnp.split(call_layer(self.fc1, tokens, "fc1", deltas), 2, axis=-1)
-        hidden = jax.nn.silu(gate) * value
-        return call_layer(self.fc2, hidden, "fc2", deltas)
+    gate, value = jnp.split(x, 2, axis=-1)
+    return jax.nn.silu(gate) * value
 
 
 MLPS = {
@@ -64,7 +62,7 @@ MLPS = {
     "gelu_tanh": partial(Mlp, activation=partial(jax.nn.gelu, approximate=True)),
     "quick_gelu": partial(Mlp, activation=lambda x: x * jax.nn.sigmoid(1.702 * x)),  # as in OpenAI's CLIP
     "relu": partial(Mlp, activation=jax.nn.relu),  # in the text tower of TIPSv2
-    "swiglu": SwiGlu,
+    "swiglu": partial(Mlp, activation=swiglu, gated=True),
 }
 
 
