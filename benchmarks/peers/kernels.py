@@ -28,6 +28,10 @@ def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return dispatch.dot_general(x, kernel, (((3,), (0,)), ((), ())))
 
 
+def _pool(x: jax.Array) -> jax.Array:
+    return dispatch.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+
+
 def _blocks(x: jax.Array) -> jax.Array:
     """Return the result of eight residual blocks without convolutions."""
     for _ in range(8):
@@ -36,21 +40,27 @@ def _blocks(x: jax.Array) -> jax.Array:
 
 
 def _gradient_norm(features: jax.Array, slopes: jax.Array) -> jax.Array:
-    return dispatch.sum_of_squares(jnp.einsum("bkd,bkh->khd", features, slopes))
+    """Return the sum of the squares of the gradient of a bank of experts."""
+    gradient = jax.grad(lambda bank: jnp.sum(jnp.einsum("bkd,kdh->bkh", features, bank) * slopes))
+    norm = dispatch.sum_of_squares(gradient(jnp.zeros((*features.shape[1:], slopes.shape[-1]), features.dtype)))
+    return jax.lax.stop_gradient(norm)
 
 
-CASES: dict[str, Case] = {
-    "depthwise": _convolution(56, 96, 96, 7, groups=96),
-    "pointwise": _convolution(56, 256, 64, 1),
-    "large-tiles": _convolution(28, 256, 256, 3),
-    "small-tiles": _convolution(14, 512, 512, 3),
-    "dense": _convolution(224, 3, 64, 7, 2),
-    "matmul": (_matmul, [(56, 56, 96)], [(96, 384)]),
-    "pooling": (lambda x: dispatch.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1))), [(112, 112, 64)], []),
-    "attention": (dispatch.attend, [(257, 12, 64)] * 3, []),
-    "rectify": (_blocks, [(28, 28, 1024)], []),
-    "squares": (_gradient_norm, [(80, 512), (80, 256)], []),
-}
+def cases_at(side: int) -> dict[str, Case]:
+    """Return the cases with the maps and tokens that networks have for images of `side` pixels."""
+    tokens = ((side // 14) ** 2 + 1, 12, 64)
+    return {
+        "depthwise": _convolution(side // 4, 96, 96, 7, groups=96),
+        "pointwise": _convolution(side // 4, 256, 64, 1),
+        "large-tiles": _convolution(side // 8, 256, 256, 3),
+        "small-tiles": _convolution(side // 16, 512, 512, 3),
+        "dense": _convolution(side // 4, 256, 256, 3, 2),
+        "matmul": (_matmul, [(side // 4, side // 4, 96)], [(96, 384)]),
+        "pooling": (_pool, [(side // 2, side // 2, 64)], []),
+        "attention": (dispatch.attend, [tokens] * 3, []),
+        "rectify": (_blocks, [(side // 8, side // 8, 1024)], []),
+        "squares": (_gradient_norm, [(80, 512), (80, 256)], []),
+    }
 
 
 def kernel_cases() -> dict[str, list[str]]:
@@ -60,7 +70,7 @@ def kernel_cases() -> dict[str, list[str]]:
 
 def compile_case(case: dict[str, Any]) -> tuple[jax.stages.Compiled, list[jax.Array]]:
     """Return the compiled function of a case with its gradients, and its arrays."""
-    function, per_image, kernels = CASES[case["part"]]
+    function, per_image, kernels = cases_at(case["resolution"])[case["part"]]
     shapes = [*((case["batch"], *shape) for shape in per_image), *kernels]
     arrays = [jax.random.normal(jax.random.key(seed), shape, case["dtype"]) for seed, shape in enumerate(shapes)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from benchmarks import harness
@@ -11,17 +12,16 @@ WAYS = ("auto", "xla")  # values of model.kernels
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
-    """Return a table with one row per operation, type and batch."""
+    """Return a table with one row per operation, type, batch and resolution."""
     side, rows = workers.sides[0], []
     parts = workers.of(side).call("kernel_cases")["cases"]
     for dtype in settings.dtypes:
-        for batch in settings.batches:
+        for batch, resolution in itertools.product(settings.batches, settings.resolutions):
             for part in parts:
-                of = case(settings.models[0], "kernel", batch=batch, resolution=224, dtype=dtype, part=part)
-                outcome = results.measure("kernels", key(of, side.name), _measured, settings, workers, of)
-                if outcome:
-                    rows.append([part, dtype, str(batch), *_cells(outcome)])
-    columns = ("", "type", "batch", "auto, ms", "xla, ms", "times the speed of xla")
+                of = case(settings.models[0], "kernel", batch=batch, resolution=resolution, dtype=dtype, part=part)
+                if outcome := results.measure("kernels", key(of, side.name), _measured, settings, workers, of):
+                    rows.append([part, f"{resolution} px", dtype, str(batch), *_cells(outcome)])
+    columns = ("", "images", "type", "batch", "auto, ms", "xla, ms", "times the speed of xla")
     return [harness.table("Kernels", columns, rows, ["One operation with its gradients by all inputs."])]
 
 

@@ -13,7 +13,7 @@ from helpers.programs import equations
 
 from mlmoe_jax import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.layers import dispatch
+from mlmoe_jax.models.layers import dispatch, softmax_attention
 from mlmoe_jax.models.layers.conv.maps import Convolution
 from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES
 from mlmoe_jax.models.layers.dispatch import CHANNELS, TABLE, attend, choose, convolve, max_pool, use_kernels
@@ -61,7 +61,7 @@ def test_the_other_operations_are_computed_by_their_rows(monkeypatch):
     assert chosen("dot_general", shape(2, 3, 4, 5), shape(5, 6), precision=None) == {"cpu": "matmul"}
     expected = {"cpu": "pooling", "cuda": "pooling"}
     assert chosen("max_pool", shape(1, 9, 8, 4), window_shape=(3, 3)) == expected
-    assert choose("attend", *parts, mask=None)["default"].run is dispatch.attend_by_matmuls
+    assert choose("attend", *parts, mask=None)["default"].run is softmax_attention.attend_by_matmuls
     assert chosen("rectify", shape(3)) == {"default": "rectify"}
     assert chosen("sum_of_squares", shape(3, 4)) == {}
     assert chosen("sum_of_squares", shape(3, 4, 5)) == {"cpu": "squares"}
@@ -72,7 +72,7 @@ def test_the_other_operations_are_computed_by_their_rows(monkeypatch):
 
 def test_a_row_for_every_platform_hides_later_rows(monkeypatch):
     platforms = {"first": ("cuda",), "second": ("cuda", "tpu"), "third": dispatch.EVERY, "fourth": dispatch.CPU}
-    rows = [dispatch.Kernel("twice", names, dispatch.always, jnp.sin, case) for case, names in platforms.items()]
+    rows = [dispatch.Kernel("twice", names, jnp.sin, case) for case, names in platforms.items()]
     monkeypatch.setattr(dispatch, "TABLE", rows)
     assert chosen("twice", shape(1)) == {"default": "third", "cuda": "first", "tpu": "second"}
     assert chosen("another", shape(1)) == {}
@@ -167,7 +167,7 @@ def tiny_models(monkeypatch):
 @pytest.mark.usefixtures("tiny_models")
 @pytest.mark.variants("remat")
 @pytest.mark.parametrize(
-    ("backbone", "expected"), [("resnet101", {"platform_index", "rectify"}), ("vit_digits", {"_attend"})]
+    ("backbone", "expected"), [("resnet101", {"platform_index", "rectify_by_result"}), ("vit_digits", {"_attend"})]
 )
 @pytest.mark.parametrize("remat", [True, False])
 def test_two_models_in_one_process_compute_by_their_own_kernels(backbone, expected, remat):
@@ -205,7 +205,10 @@ def own_operations(program) -> set[str]:
     every = [*equations(program.jaxpr)]
     calls = [equation.params for equation in every if equation.primitive.name == "custom_vjp_call"]
     functions = {parameters["call_jaxpr"].jaxpr.debug_info.func_name for parameters in calls}
-    return {equation.primitive.name for equation in every} & {"platform_index"} | functions & {"_attend", "rectify"}
+    return {equation.primitive.name for equation in every} & {"platform_index"} | functions & {
+        "_attend",
+        "rectify_by_result",
+    }
 
 
 def test_the_value_is_a_part_of_the_key_of_a_compiled_function():

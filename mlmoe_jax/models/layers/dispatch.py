@@ -16,57 +16,28 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from mlmoe_jax.models.layers import recompute
-from mlmoe_jax.models.layers.conv.depthwise import convolve_depthwise
+from mlmoe_jax.models.layers import recompute, softmax_attention, sums
+from mlmoe_jax.models.layers.conv import depthwise, matmul_gradient, pointwise, pooling
 from mlmoe_jax.models.layers.conv.maps import NO_PADS, Convolution, Pads
-from mlmoe_jax.models.layers.conv.matmul_gradient import convolve_by_xla, convolve_with_matmul_gradient
-from mlmoe_jax.models.layers.conv.pointwise import convolve_pointwise, multiply_maps
-from mlmoe_jax.models.layers.conv.pooling import pool_by_position
 from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES, convolve_tiles
-from mlmoe_jax.models.layers.softmax_attention import (
-    Mask,
-    attend_by_cudnn,
-    attend_by_matmuls,
-    attend_by_xla,
-    broadcast_batch,
-)
-from mlmoe_jax.models.layers.sums import square_sum, square_sum_by_parts
+from mlmoe_jax.models.layers.softmax_attention import Mask
 
 # `with use_kernels(config.model.kernels):` decides for what is traced inside; it is a part of the keys of jit's caches.
 use_kernels = jax.make_user_context("auto")
 
-CPU, CPU_AND_CUDA, EVERY = ("cpu",), ("cpu", "cuda"), ("default",)  # platforms of `lax.platform_dependent`
+CPU, EVERY = ("cpu",), ("default",)  # platforms of `lax.platform_dependent`
 CHANNELS = 128  # the fewest with which the matmuls of Winograd's algorithm outweigh its transforms
 
 
 # ------------------------------------------------------------------------------------------------------ the conditions
-def is_depthwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
-    """Return whether each channel has a kernel of its own."""
-    return how.groups == x.shape[-1] == kernel.shape[-1]
-
-
-def is_pointwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
-    """Return whether a convolution is a matmul of some of its positions."""
-    return kernel.shape[:2] == (1, 1) and how.groups == 1 and how.pads == NO_PADS
-
-
-def is_fast_in_tiles(x: jax.Array, kernel: jax.Array, how: Convolution, *, positions: int) -> bool:
+def fits_tiles(positions: int, x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
     """Return whether Winograd's algorithm is faster, for maps of at least `positions`.
 
     With fewer, the transform of the kernel outweighs the matmuls. Other types than float32 would lose digits.
     """
-    is_float32 = x.dtype == kernel.dtype == jnp.float32
     is_3x3 = kernel.shape[:2] == (3, 3) and how.strides == (1, 1) and how.groups == 1
-    return is_float32 and is_3x3 and min(kernel.shape[2:]) >= CHANNELS and math.prod(x.shape[1:3]) >= positions
-
-
-is_fast_in_large_tiles = partial(is_fast_in_tiles, positions=400)
-is_fast_in_small_tiles = partial(is_fast_in_tiles, positions=144)
-
-
-def is_dense(x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
-    """Return whether each result is a sum over all channels."""
-    return how.groups == 1
+    is_large = min(kernel.shape[2:]) >= CHANNELS and math.prod(x.shape[1:3]) >= positions
+    return is_3x3 and is_large and x.dtype == kernel.dtype == jnp.float32
 
 
 def fits_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> bool:
@@ -76,7 +47,7 @@ def fits_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | 
     in all blocks with pruned prompts.
     """
     takes = mask is None and query.dtype in (jnp.bfloat16, jnp.float16)
-    return takes and query.shape[-1] % 8 == 0 and query.shape[-1] <= 128 and compute_capability() >= (8, 0)
+    return takes and query.shape[-1] in range(8, 129, 8) and compute_capability() >= (8, 0)
 
 
 def compute_capability() -> tuple[int, ...]:
@@ -93,16 +64,6 @@ def compute_capability() -> tuple[int, ...]:
     return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD has names such as gfx942
 
 
-def has_parts(x: jax.Array) -> bool:
-    """Return whether an array can be summed part by part. Several devices may share its first dimension."""
-    return x.ndim > 2 and jax.device_count() == 1
-
-
-def always(*_: jax.Array, **__: object) -> bool:
-    """Return True."""
-    return True
-
-
 # ----------------------------------------------------------------------------------------------------------- the table
 class Kernel(NamedTuple):
     """An implementation of an operation.
@@ -110,30 +71,47 @@ class Kernel(NamedTuple):
     Attributes:
       operation: a function of this module.
       platforms: where the implementation is used.
-      fits: whether it computes the operation for these arguments. It is called while a program is traced.
       run: the implementation.
       case: the case of `--suite=kernels` that shows its gain.
+      fits: whether it computes the operation for these arguments. It is called while a program is traced.
     """
 
     operation: str
     platforms: Sequence[str]
-    fits: Callable[..., bool]
     run: Callable[..., jax.Array]
     case: str
+    fits: Callable[..., bool] = lambda *_, **__: True
 
 
 TABLE = (
-    Kernel("convolve", CPU, is_depthwise, convolve_depthwise, "depthwise"),
-    Kernel("convolve", CPU, is_pointwise, convolve_pointwise, "pointwise"),
-    Kernel("convolve", CPU, is_fast_in_large_tiles, partial(convolve_tiles, transforms=LARGE_TILES), "large-tiles"),
-    Kernel("convolve", CPU, is_fast_in_small_tiles, partial(convolve_tiles, transforms=SMALL_TILES), "small-tiles"),
-    Kernel("convolve", CPU, is_dense, convolve_with_matmul_gradient, "dense"),
-    Kernel("dot_general", CPU, always, multiply_maps, "matmul"),
-    Kernel("max_pool", CPU_AND_CUDA, always, pool_by_position, "pooling"),
-    Kernel("attend", EVERY, fits_cudnn, attend_by_cudnn, "attention"),
-    Kernel("attend", EVERY, always, attend_by_matmuls, "attention"),
-    Kernel("rectify", EVERY, always, recompute.rectify, "rectify"),
-    Kernel("sum_of_squares", CPU, has_parts, square_sum_by_parts, "squares"),
+    Kernel(
+        "convolve",
+        CPU,
+        depthwise.convolve_depthwise,
+        "depthwise",
+        lambda x, kernel, how: how.groups == x.shape[-1] == kernel.shape[-1],
+    ),
+    Kernel(
+        "convolve",
+        CPU,
+        pointwise.convolve_pointwise,
+        "pointwise",
+        lambda x, kernel, how: kernel.shape[:2] == (1, 1) and how.groups == 1 and how.pads == NO_PADS,
+    ),
+    Kernel("convolve", CPU, partial(convolve_tiles, transforms=LARGE_TILES), "large-tiles", partial(fits_tiles, 400)),
+    Kernel("convolve", CPU, partial(convolve_tiles, transforms=SMALL_TILES), "small-tiles", partial(fits_tiles, 144)),
+    Kernel(
+        "convolve", CPU, matmul_gradient.convolve_with_matmul_gradient, "dense", lambda x, kernel, how: how.groups == 1
+    ),
+    Kernel("dot_general", CPU, pointwise.multiply_maps, "matmul"),
+    Kernel("max_pool", ("cpu", "cuda"), pooling.pool_by_position, "pooling"),
+    Kernel("attend", EVERY, softmax_attention.attend_by_cudnn, "attention", fits_cudnn),
+    Kernel("attend", EVERY, softmax_attention.attend_by_matmuls, "attention"),
+    Kernel("rectify", EVERY, recompute.rectify_by_result, "rectify"),
+    # Several devices may share the first dimension.
+    Kernel(
+        "sum_of_squares", CPU, sums.square_sum_by_parts, "squares", lambda x: x.ndim > 2 and jax.device_count() == 1
+    ),
 )
 
 
@@ -184,7 +162,7 @@ def convolve(
         **options,
     )
     how = Convolution(strides, pads, feature_group_count, options.get("precision"), general)
-    return _compute("convolve", convolve_by_xla, x, kernel, how=how)
+    return _compute("convolve", lambda x, kernel, how: general(x, kernel), x, kernel, how=how)
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers, *, precision=None, **options) -> jax.Array:
@@ -206,7 +184,8 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
 
     Only reverse-mode differentiation is possible.
     """
-    return _compute("attend", attend_by_xla, *broadcast_batch(query, key, value), mask=mask)
+    parts = softmax_attention.broadcast_batch(query, key, value)
+    return _compute("attend", softmax_attention.attend_by_xla, *parts, mask=mask)
 
 
 def rectify(x: jax.Array) -> jax.Array:
@@ -216,4 +195,4 @@ def rectify(x: jax.Array) -> jax.Array:
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
     """Return the sum of the squares of all values, []."""
-    return _compute("sum_of_squares", square_sum, x)
+    return _compute("sum_of_squares", sums.square_sum, x)

@@ -39,17 +39,17 @@ def dependent_zero(x: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def rectify(x: jax.Array) -> jax.Array:
+def rectify_by_result(x: jax.Array) -> jax.Array:
     """Return ReLU. Its gradient reads the result, because XLA on a CPU computes `x` of all earlier blocks again."""
     return jnp.where(x <= 0, 0, x)
 
 
 def _rectify_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    result = rectify(x)
+    result = rectify_by_result(x)
     return result, result
 
 
-rectify.defvjp(_rectify_forward, lambda result, slope: (jnp.where(result <= 0, 0, slope),))
+rectify_by_result.defvjp(_rectify_forward, lambda result, slope: (jnp.where(result <= 0, 0, slope),))
 
 
 @jax.custom_vjp

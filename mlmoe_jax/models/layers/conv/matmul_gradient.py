@@ -14,11 +14,6 @@ from mlmoe_jax.models.layers.recompute import dependent_zero
 MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share in its gradient
 
 
-def convolve_by_xla(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
-    """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D]."""
-    return how.general(x, kernel)
-
-
 def convolve_with_matmul_gradient(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
     """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C,D], with matmuls as the gradient by the kernel.
 

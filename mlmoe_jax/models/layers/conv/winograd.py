@@ -20,10 +20,8 @@ from mlmoe_jax.models.layers.recompute import dependent_zero
 
 SIZE = 3  # rows and columns of a kernel
 
-Matrix = tuple[tuple[float, ...], ...]
 
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Transforms:
     """The matrices of the algorithm for one size of tiles.
 
@@ -33,9 +31,9 @@ class Transforms:
       result: Aᵀ, with a row for each row of a tile.
     """
 
-    image: Matrix
-    kernel: Matrix
-    result: Matrix
+    image: np.ndarray
+    kernel: np.ndarray
+    result: np.ndarray
 
     @property
     def tile(self) -> int:
@@ -67,11 +65,7 @@ def _interpolate(*points: float) -> Transforms:
     kernel.append(np.eye(SIZE)[-1])
     tile = len(points) + 2 - SIZE
     result = np.column_stack([np.vander(points, tile, increasing=True).T, np.eye(tile)[-1]])
-    return Transforms(_freeze(image), _freeze(kernel), _freeze(result))
-
-
-def _freeze(matrix: Sequence[np.ndarray]) -> Matrix:
-    return tuple(tuple(map(float, row)) for row in matrix)
+    return Transforms(np.array(image), np.array(kernel), result)
 
 
 SMALL_TILES = _interpolate(0.0, 1.0, -1.0)
@@ -102,7 +96,7 @@ def _backward(how: Convolution, transforms: Transforms, residuals: tuple[jax.Arr
 convolve_tiles.defvjp(_forward, _backward)
 
 
-def _transform_kernel(kernel: jax.Array, matrix: Matrix | np.ndarray, precision, *, before: jax.Array) -> jax.Array:
+def _transform_kernel(kernel: jax.Array, matrix: np.ndarray, precision, *, before: jax.Array) -> jax.Array:
     """Return G g Gᵀ for the matrix G, computed after `before`.
 
     XLA would transform the kernels of all layers at once, and they would stay in memory.
@@ -133,11 +127,11 @@ def _kernel_gradient(x: jax.Array, slope: jax.Array, transforms: Transforms, pad
     zero = dependent_zero(slope)
     counts = _count_tiles(x, transforms, pads)
     images = _transform_image(x, transforms, pads, counts, zero)
-    slopes = _transform(np.transpose(transforms.result), _cut_tiles(slope, transforms.tile, counts), precision)
+    slopes = _transform(transforms.result.T, _cut_tiles(slope, transforms.tile, counts), precision)
     slopes = slopes.reshape(len(images), -1, slopes.shape[-1])
     products = lax.dot_general(images, slopes, (((1,), (1,)), ((0,), (0,))), precision)
     products = products.reshape(transforms.points, transforms.points, *products.shape[1:])
-    return _transform(np.transpose(transforms.kernel), products, precision)
+    return _transform(transforms.kernel.T, products, precision)
 
 
 def _count_tiles(x: jax.Array, transforms: Transforms, pads: Pads) -> tuple[int, int]:
@@ -165,7 +159,7 @@ def _transform_image(
             lax.slice_in_dim(x, first, first + last, transforms.tile, 1 + 2 * axis)
             for first in range(transforms.points)
         ]
-        x = jnp.stack([_weighted_sum(weights, slices) for weights in transforms.image], axis)
+        x = jnp.stack([_weighted_sum(weights, slices) for weights in transforms.image.tolist()], axis)
     return x.reshape(transforms.points**2, -1, x.shape[-1])
 
 
@@ -174,7 +168,7 @@ def _weighted_sum(weights: Sequence[float], parts: Sequence[jax.Array]) -> jax.A
     return functools.reduce(jnp.add, terms)
 
 
-def _transform(matrix: Matrix | np.ndarray, x: jax.Array, precision, zero: jax.Array | float = 0.0) -> jax.Array:
+def _transform(matrix: np.ndarray, x: jax.Array, precision, zero: jax.Array | float = 0.0) -> jax.Array:
     """Return M x Mᵀ for the matrix M and the first two axes of `x`, as one matmul."""
     both = jnp.asarray(np.kron(matrix, matrix), x.dtype) + zero
     result = jnp.dot(both, x.reshape(both.shape[1], -1), precision=precision)
