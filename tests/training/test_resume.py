@@ -47,6 +47,13 @@ def test_a_run_resumes_with_the_same_config_only(finished, capsys, refusal):
     assert f"was trained with a different config ({change}); rerun" in refusal(config_of_run, config, folder)
 
 
+def test_a_run_without_a_key_that_came_later_has_its_default(finished, capsys):
+    stored = default_config()
+    del stored.model["kernels"]
+    assert config_of_run(default_config(), finished(to_json(stored))).model.kernels == "auto"
+    assert capsys.readouterr().err == ""
+
+
 def test_a_run_keeps_the_types_that_it_recorded(finished):
     folder = finished(to_json(changed(default_config(), TYPES)))
     now = config_of_run(default_config(), folder)

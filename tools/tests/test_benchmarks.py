@@ -86,7 +86,12 @@ def peer(name: str, slow: int = 0) -> harness.Side:
     [
         ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
         ("grow", ["Growing labels"], ["| 80 |"]),
-        ("kernels", ["Kernels"], [f"| {row.case} | 32 px |" for row in dispatch.TABLE]),
+        pytest.param(
+            "kernels",
+            ["Kernels"],
+            [f"| {row.case} | 32 px |" for row in dispatch.TABLE],
+            marks=pytest.mark.budget(30),
+        ),
     ],
 )
 def test_a_suite_measures_a_tiny_model(suite, titles, cells, workers):
