@@ -27,7 +27,8 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import Similarity
-from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer, load_text_tower
+from mlmoe_jax.pretrained.locate import backbone_file, locate
+from mlmoe_jax.pretrained.text_towers import load_text_tower
 from mlmoe_jax.pretrained.tokenizers import Tokenizer, open_tokenizer
 from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
 from mlmoe_jax.runtime.files import file_sha256
@@ -129,7 +130,7 @@ def encode_texts(
     See `encode_names` for the arguments and errors.
     """
     entry = text_entry(backbone)
-    tokenizer = open_tokenizer(find_tokenizer(backbone), entry)
+    tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
     _require_whole(texts, tokenizer, backbone)
     tokens, valid = tokenizer.encode(texts)
     status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")
@@ -161,8 +162,8 @@ def _find_tower(backbone: str, weights: str) -> Path:
     """Return the file of a text tower, which for some families is the file `weights` of the backbone."""
     if weights == "none":
         raise UserError(f"random weights of {backbone} have no text tower; leave out model.backbone.weights=none")
-    own = weights != "auto" and text_entry(backbone).file == catalog.entry(backbone).file
-    return Path(weights) if own else find_text_weights(backbone)
+    tower = text_entry(backbone).weights
+    return backbone_file(backbone, weights) if tower == catalog.entry(backbone).weights else locate(tower)
 
 
 def _fingerprint(name: str, weights: str) -> str:

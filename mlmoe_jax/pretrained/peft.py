@@ -259,10 +259,10 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
         for index in range(shape.depth):
             for part, value in _update_parts(model, name, layer, index).items():
                 tensors[f"{prefix}{blocks}.{index}.{layer_name}.{part}"] = _tensor(value)
-    address = re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", catalog.entry(config.model.backbone.name).address)
+    published = catalog.entry(config.model.backbone.name).weights
     options = {
         "peft_type": "LORA",
-        "base_model_name_or_path": address[1] if address else None,
+        "base_model_name_or_path": (published and published.repository) or None,
         "task_type": None,
         "inference_mode": True,
         "r": settings.rank,

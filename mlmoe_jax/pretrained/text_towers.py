@@ -1,4 +1,4 @@
-"""Find and load the text tower of a backbone, with only those rows of its table of tokens that the texts need.
+"""Load the text tower of a backbone, with only those rows of its table of tokens that the texts need.
 
 The table of SigLIP 2 has 256,000 rows, two thirds of the parameters of its smallest tower.
 """
@@ -14,42 +14,11 @@ from flax import nnx
 from safetensors import safe_open
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import TOKEN_TABLE, TextShape, TextTower
-from mlmoe_jax.pretrained.download import Unreachable, fetch
 from mlmoe_jax.pretrained.load import apply_rules, fill, find_rules, find_wrapper, read_tensors, recognize
 from mlmoe_jax.pretrained.rules.base import Layout
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
-from mlmoe_jax.pretrained.weights import find_weights
-from mlmoe_jax.runtime.files import cache_folder, damage_explained, open_regular
-
-
-def find_text_weights(backbone: str) -> Path:
-    """Return the path of the file with the text tower of a backbone. Download the file if necessary.
-
-    Raises UserError if the backbone has no text tower, or if the file is not available.
-    """
-    entry = text_entry(backbone)
-    if entry.file == catalog.entry(backbone).file:
-        return find_weights(backbone)
-    return _fetch(f"the text tower of {backbone} is", entry.address, entry.file)
-
-
-def find_tokenizer(backbone: str) -> Path:
-    """Return the path of the file with the tokenizer of a backbone's text tower. Download the file if necessary.
-
-    Raises UserError if the backbone has no text tower, or if the file is not available.
-    """
-    entry = text_entry(backbone)
-    return _fetch(f"the tokenizer of {backbone} is", entry.tokenizer_address, entry.tokenizer)
-
-
-def _fetch(subject: str, address: str, file: str) -> Path:
-    try:
-        return fetch(address, cache_folder() / file)
-    except Unreachable as error:
-        raise UserError(f"{subject} not available: {error}") from error
+from mlmoe_jax.runtime.files import damage_explained, open_regular
 
 
 def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[TextTower, np.ndarray]:

@@ -192,10 +192,12 @@ def test_every_family_has_its_activation():
 def test_a_tower_is_published_with_its_backbone(backbone):
     entry, vision = text_entry(backbone), catalog.entry(backbone)
     assert all("{}" in template for template in entry.templates)
-    assert entry.license
-    assert entry.address.endswith(entry.file.rpartition("/")[2])
-    folder, _, file = entry.tokenizer.partition("/")
-    assert re.fullmatch(rf"https://huggingface\.co/\w+/{folder}/resolve/main/{file}", entry.tokenizer_address)
+    for published in (entry.weights, entry.tokenizer):
+        assert published.license
+        assert published.address.endswith(published.name.rpartition("/")[2])
+    assert entry.weights == vision.weights or backbone.startswith("tipsv2_")
+    folder, _, file = entry.tokenizer.name.partition("/")
+    assert re.fullmatch(rf"https://huggingface\.co/\w+/{folder}/resolve/main/{file}", entry.tokenizer.address)
     similarity = nnx.eval_shape(lambda: replace(entry.shape, depth=0).build(rngs=nnx.Rngs(0))).similarity
     width = vision.shape.width
     expected = None if similarity.projection is None else (width, entry.shape.output)

@@ -24,10 +24,10 @@ from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
+from mlmoe_jax.pretrained.locate import backbone_file
 from mlmoe_jax.pretrained.official import export_official, load_official, official_tensors, require_writable
 from mlmoe_jax.pretrained.rules.base import Layout, Rule
 from mlmoe_jax.pretrained.rules.head_names import label_bias, label_kernel, pointwise
-from mlmoe_jax.pretrained.weights import find_weights
 
 
 def ones(*shape: int) -> np.ndarray:
@@ -262,7 +262,7 @@ def of_entry(name: str, *says: str, entry: BackboneEntry | None = None) -> Refus
                 patch.setitem(catalog.CATALOG, name, entry)
             yield name
 
-    return Refusal(f"weights of {name}", make, find_weights, *says)
+    return Refusal(f"weights of {name}", make, backbone_file, *says)
 
 
 NO_LAYOUT = "no layout of the authors' code has names for all parameters of this model and the same pooling"
@@ -299,8 +299,9 @@ REFUSALS = [
     ),
     of_entry(
         "dinov3_vitb16",
-        "the weights of dinov3_vitb16, whose DINOv3 License has to be accepted at "
-        "https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m first, are not available: ",
+        "model.safetensors is not in {at}/dinov3-vitb16-pretrain-lvd1689m and cannot be downloaded from "
+        "https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m/resolve/main/model.safetensors, whose DINOv3 "
+        "License has to be accepted at https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m first, because ",
         "put a copy of the file at {at}/dinov3-vitb16-pretrain-lvd1689m/model.safetensors",
     ),
 ]
