@@ -159,7 +159,7 @@ MISFITS = [
         )
         for names, first in ((("b.bias", "a.weight", "x", "y"), "a.weight, b.bias, x"), ((), "none"))
     ),
-    of_code("gate_vpt_mae", "gate_vpt", "(gate_vpt layout) " + ON_MAE),  # the same names on MAE and MoCo v3
+    of_code("gate_vpt_mae", "gate_vpt", "(vpt_shallow_timm layout) " + ON_MAE),  # the same names on MAE and MoCo v3
     of_code("vpt_deep_mae", "vpt_deep", "(vpt_deep_mae layout) " + ON_MAE),
     of_code("vpt_deep", "vpt_deep_mae", CLASS_TOKEN),
     of_code("gate_vpt_mae", "gate_vpt_mae", CLASS_TOKEN, change=columns_first),
@@ -247,7 +247,7 @@ def pool_both(model):
 
 
 def use_positions_of_mae(model):
-    assert official_tensors(model)[0].name == "gate_vpt"
+    assert official_tensors(model)[0].name == "vpt_shallow_timm"
     model.backbone.pos_embed = nnx.Param(jnp.asarray(family.positions_of_mae()))
 
 
