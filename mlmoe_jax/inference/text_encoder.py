@@ -87,7 +87,9 @@ def encode_names(
     for template in templates:
         if "{}" not in template:
             raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
-    groups = [list(label.descriptions) or _fill(templates, label.name) for label in labels]
+    groups = [
+        list(label.descriptions) or [template.replace("{}", label.name) for template in templates] for label in labels
+    ]
     if entry.contrast:
         groups.append([_PLACE.sub("", template).strip() for template in templates])
     vectors, similarity = _encode_groups(backbone, groups, weights)
@@ -143,10 +145,6 @@ def encode_texts(
             rows = np.arange(start, start + BATCH) % len(texts)  # the last batch is filled up
             vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
     return np.concatenate(vectors)[: len(texts)], tower.similarity
-
-
-def _fill(templates: Sequence[str], name: str) -> list[str]:
-    return [template.replace("{}", name) for template in templates]
 
 
 def _require_whole(texts: Sequence[str], tokenizer: Tokenizer, backbone: str) -> None:

@@ -16,14 +16,24 @@ def _vit_b16(address: str, license: str, **settings: Any) -> BackboneEntry:
     return BackboneEntry(shape, weights=on_server(address, license), **settings)
 
 
-def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> BackboneEntry:
+# Letter of a size -> width, blocks, heads, published name, MLP
+_DINOV2_SIZES = {
+    "s": (384, 12, 6, "small", "gelu"),
+    "b": (768, 12, 12, "base", "gelu"),
+    "l": (1024, 24, 16, "large", "gelu"),
+    "g": (1536, 40, 24, "giant", "swiglu"),
+}
+
+
+def _dinov2(size: str, registers: int = 0) -> BackboneEntry:
     """Return the entry of a DINOv2 model (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
+    width, depth, heads, name, mlp = _DINOV2_SIZES[size]
     # Models with registers were trained with another resampling of the position table.
     positions = {"position_offset": 0.0 if registers else 0.1, "position_antialias": bool(registers)}
     common = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
     shape = ViTShape(width, depth, heads, mlp=mlp, registers=registers, **common, **positions)
-    name = f"dinov2-with-registers-{size}" if registers else f"dinov2-{size}"
-    return BackboneEntry(shape, weights=on_hub(f"facebook/{name}", "Apache-2.0"))
+    repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{name}"
+    return BackboneEntry(shape, weights=on_hub(repository, "Apache-2.0"))
 
 
 def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> BackboneEntry:
@@ -125,14 +135,8 @@ VITS: dict[str, BackboneEntry] = {
         "CC-BY-NC-4.0",
         final_norm=False,
     ),
-    "dinov2_vits14": _dinov2(384, 12, 6, "small"),
-    "dinov2_vitb14": _dinov2(768, 12, 12, "base"),
-    "dinov2_vitl14": _dinov2(1024, 24, 16, "large"),
-    "dinov2_vitg14": _dinov2(1536, 40, 24, "giant", mlp="swiglu"),
-    "dinov2_vits14_reg": _dinov2(384, 12, 6, "small", registers=4),
-    "dinov2_vitb14_reg": _dinov2(768, 12, 12, "base", registers=4),
-    "dinov2_vitl14_reg": _dinov2(1024, 24, 16, "large", registers=4),
-    "dinov2_vitg14_reg": _dinov2(1536, 40, 24, "giant", mlp="swiglu", registers=4),
+    **{f"dinov2_vit{size}14": _dinov2(size) for size in _DINOV2_SIZES},
+    **{f"dinov2_vit{size}14_reg": _dinov2(size, registers=4) for size in _DINOV2_SIZES},
     "dinov3_vits16": _dinov3(384, 12, 6, "vits16"),
     "dinov3_vits16plus": _dinov3(384, 12, 6, "vits16plus", plus=True),
     "dinov3_vitb16": _dinov3(768, 12, 12, "vitb16"),
