@@ -242,10 +242,9 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
         for end, values in _update_parts(model, name, layer).items():
             for index, value in enumerate(values):
                 tensors[f"{prefix}{blocks}.{index}.{layer_name}.{end}"] = _tensor(value)
-    published = catalog.entry(config.model.backbone.name).weights
     options = {
         "peft_type": "LORA",
-        "base_model_name_or_path": (published and published.repository) or None,
+        "base_model_name_or_path": catalog.entry(config.model.backbone.name).repository,
         "task_type": None,
         "inference_mode": True,
         "r": settings.rank,

@@ -105,10 +105,15 @@ def _version_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.version")
 
 
+def _received(path: Path) -> tuple[int, str]:
+    """Return the number of bytes of the file `path`, and the version on the server that they belong to."""
+    offset = path.stat().st_size if path.is_file() else 0
+    return offset, _version_file(path).read_text() if offset and _version_file(path).is_file() else ""
+
+
 def _receive(address: str, path: Path) -> None:
     """Request the missing bytes of a file once, and append them to the file `path`."""
-    offset = path.stat().st_size if path.is_file() else 0
-    version = _version_file(path).read_text() if offset and _version_file(path).is_file() else ""
+    offset, version = _received(path)
     headers = {"Range": f"bytes={offset}-", "If-Range": version} if version else {}
     try:
         response = _open(address, "", TIMEOUT, headers)

@@ -268,6 +268,17 @@ def test_offline_mode(site, target, refusal, monkeypatch):
     assert fetch(site.address, target) == target
 
 
+def test_an_answer_is_read_whole_from_one_server_or_not_at_all(site, refusal):
+    assert http.read_url(site.address, len(CONTENT)) == CONTENT
+    assert "it has more than 51,199 bytes" in refusal(http.read_url, site.address, len(CONTENT) - 1)
+    asked = len(site.requests)
+    text = refusal(http.read_url, site.address, len(CONTENT), server="http://127.0.0.1:1")
+    assert text == f"'{site.address}' is not on the server http://127.0.0.1:1"
+    assert len(site.requests) == asked
+    site.script = [Answer(cut=1000)]
+    assert "the connection was lost" in refusal(http.read_url, site.address, len(CONTENT))
+
+
 # -------------------------------------------------------------------------------------------------------- wrong content
 def test_a_sha256_is_compared_by_its_first_digits_and_its_file_counts_more(site, target, refusal):
     given, pin = sha256(CONTENT)[:8], beside(target, ".sha256")

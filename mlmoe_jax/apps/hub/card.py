@@ -95,7 +95,6 @@ def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
 
 
 def _metadata(name: str, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
-    weights = catalog.entry(config.model.backbone.name).weights
     kinds = [config.model.head.kind, *active_adapters(config)]
     measured = [
         EvalResult(
@@ -116,7 +115,7 @@ def _metadata(name: str, config: ConfigDict, results: Results, main: str, licens
         license_name=None if license_name else "not-chosen",
         library_name="mlmoe_jax",
         pipeline_tag="image-classification",
-        base_model=(weights and weights.repository) or None,
+        base_model=catalog.entry(config.model.backbone.name).repository,
         tags=["mlmoe_jax", "jax", "flax", "multi-label", *kinds, config.model.backbone.name],
         metrics=headlines(results),
         model_name=name,

@@ -31,6 +31,11 @@ class BackboneEntry:
     weights: PublishedFile | None = None
     final_norm: bool = True
 
+    @property
+    def repository(self) -> str | None:
+        """The repository of the weights on the Hugging Face Hub; None if they are not there."""
+        return (self.weights and self.weights.repository) or None
+
 
 def torchvision_entry(shape: BackboneShape, file: str) -> BackboneEntry:
     """Return the entry of a backbone published by torchvision."""
