@@ -39,7 +39,7 @@ from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.name_vectors import read_name_vectors
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import backbone_shape
-from mlmoe_jax.pretrained.weights import has_weights
+from mlmoe_jax.pretrained.locate import is_local
 from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
@@ -96,7 +96,7 @@ def get_config(arg="", run=None):
 def best_backbone() -> str:
     """Return the best backbone whose weights are on this machine, and print its name."""
     for name in PREFERRED:
-        if has_weights(name):
+        if is_local(catalog.entry(name).weights):
             status(f"backbone: {name}, whose weights are on this machine; choose another one with :backbone=NAME")
             return name
     better = f"a better one, which is downloaded once, is :backbone={PREFERRED[-1]}"

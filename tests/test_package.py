@@ -165,7 +165,7 @@ def test_the_command_exists():
 
 
 def test_every_requirement_is_used():
-    modules = imported() | INDIRECT | {entry.package.partition("/")[0] for entry in CATALOG.values()}
+    modules = imported() | INDIRECT | {entry.weights.package.partition("/")[0] for entry in CATALOG.values()}
     assert not {name for name, module in required().items() if module not in modules}
 
 

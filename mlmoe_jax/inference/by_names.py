@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
+from dataclasses import dataclass
+from functools import cached_property
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config.loading import Overrides, override_pairs
-from mlmoe_jax.data.labels.name_vectors import is_vectors_file, read_name_vectors
+from mlmoe_jax.data.labels.name_vectors import NameVectors, is_vectors_file, read_name_vectors
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.inference.text_encoder import vectors_for
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.runs.assemble import Parts, assemble, label_axes_for, preprocess_for
+from mlmoe_jax.runs.assemble import label_axes_for, preprocess_for
+from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
@@ -22,8 +23,24 @@ NOTES = {"step": 0, "kind": "imported", "split": ""}  # of values that are not t
 _STAGES = ("image", "model", "score")  # of a prediction
 
 
-def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> ConfigDict:
-    """Return the config of a model of label names.
+@dataclass(frozen=True)
+class NamesOrigin(Origin):
+    """The names of `model.head.names` as labels, with the values that their vectors give to the head.
+
+    Attributes:
+      known: the vectors; None = they are read, or the names are encoded, when the labels are asked for.
+    """
+
+    known: NameVectors | None = None
+
+    @cached_property
+    def label_space(self) -> LabelSpace:
+        """The label space of the names. Raises UserError as `vectors_for`."""
+        return label_space_of(self.known or vectors_for(self.config))
+
+
+def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> NamesOrigin:
+    """Return the origin of a model of label names. A list of names is not encoded yet.
 
     Args:
       file: the vectors of the names, or a list of names.
@@ -33,7 +50,8 @@ def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> Co
     Raises:
       UserError: the file is a list and `backbone` is "", the vectors are of another backbone, or a key has no effect.
     """
-    made_for = read_name_vectors(file).backbone if is_vectors_file(file) else backbone
+    known = read_name_vectors(file) if is_vectors_file(file) else None
+    made_for = known.backbone if known else backbone
     if not made_for:
         raise UserError(f"{file} is a list of names, so the backbone is not known; name it with --backbone")
     if backbone not in ("", made_for):
@@ -46,32 +64,22 @@ def names_config(file: str, backbone: str = "", overrides: Overrides = ()) -> Co
     config.data.name, config.data.image_size = "csv", catalog.entry(made_for).image_size
     configuration.apply_overrides(config, pairs)
     configuration.validate(config)
-    return config
+    return NamesOrigin(config, known)
 
 
-def parts_of_names(config: ConfigDict) -> tuple[LabelSpace, Preprocess, Parts]:
-    """Return the label space, the preprocessing and the model of the names of a config.
-
-    Raises:
-      UserError: the vectors cannot be read, or do not belong to the backbone.
-    """
-    space = label_space_of(vectors_for(config))
-    preprocess = preprocess_for(config)
-    return space, preprocess, assemble(config, space)
-
-
-def open_names(config: ConfigDict, *, ranked: bool = True) -> Predictor:
+def open_names(origin: NamesOrigin, *, ranked: bool = True) -> Predictor:
     """Return the predictor of label names.
 
     Args:
-      config: the result of `names_config`.
+      origin: the names.
       ranked: whether labels are assigned by their ranks, see `inference.ranks`. If not, by `eval.threshold`.
 
     Raises:
       UserError: the names cannot be encoded, or the vectors do not belong to the backbone.
     """
-    mesh = setup_jax(config, training=False)
-    space, preprocess, parts = parts_of_names(config)
+    config = origin.config
+    mesh, space, preprocess = setup_jax(config, training=False), origin.label_space, preprocess_for(config)
+    parts = origin.parts(space)
     axes = label_axes_for(parts.definition, len(space.names), mesh)
     run = Run(
         config=config,

@@ -27,7 +27,8 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import Similarity
-from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer, load_text_tower
+from mlmoe_jax.pretrained.locate import backbone_file, locate
+from mlmoe_jax.pretrained.text_towers import load_text_tower
 from mlmoe_jax.pretrained.tokenizers import Tokenizer, open_tokenizer
 from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
 from mlmoe_jax.runtime.files import file_sha256
@@ -86,7 +87,9 @@ def encode_names(
     for template in templates:
         if "{}" not in template:
             raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
-    groups = [list(label.descriptions) or _fill(templates, label.name) for label in labels]
+    groups = [
+        list(label.descriptions) or [template.replace("{}", label.name) for template in templates] for label in labels
+    ]
     if entry.contrast:
         groups.append([_PLACE.sub("", template).strip() for template in templates])
     vectors, similarity = _encode_groups(backbone, groups, weights)
@@ -129,7 +132,7 @@ def encode_texts(
     See `encode_names` for the arguments and errors.
     """
     entry = text_entry(backbone)
-    tokenizer = open_tokenizer(find_tokenizer(backbone), entry)
+    tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
     _require_whole(texts, tokenizer, backbone)
     tokens, valid = tokenizer.encode(texts)
     status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")
@@ -142,10 +145,6 @@ def encode_texts(
             rows = np.arange(start, start + BATCH) % len(texts)  # the last batch is filled up
             vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
     return np.concatenate(vectors)[: len(texts)], tower.similarity
-
-
-def _fill(templates: Sequence[str], name: str) -> list[str]:
-    return [template.replace("{}", name) for template in templates]
 
 
 def _require_whole(texts: Sequence[str], tokenizer: Tokenizer, backbone: str) -> None:
@@ -161,8 +160,8 @@ def _find_tower(backbone: str, weights: str) -> Path:
     """Return the file of a text tower, which for some families is the file `weights` of the backbone."""
     if weights == "none":
         raise UserError(f"random weights of {backbone} have no text tower; leave out model.backbone.weights=none")
-    own = weights != "auto" and text_entry(backbone).file == catalog.entry(backbone).file
-    return Path(weights) if own else find_text_weights(backbone)
+    tower = text_entry(backbone).weights
+    return backbone_file(backbone, weights) if tower == catalog.entry(backbone).weights else locate(tower)
 
 
 def _fingerprint(name: str, weights: str) -> str:

@@ -7,7 +7,6 @@ up to a size, into a folder of the cache with the name of the commit. All other 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import urllib.parse
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, file_sha256
+from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import printable
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
-# The https address of a file on the hub.
-FILE = re.compile(
-    r"https://(?:huggingface\.co|hf\.co)/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
-)
-_TIMEOUT = 30.0  # seconds, for connecting and for every read
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LOGIN = "set HF_TOKEN, or run `hf auth login`"
+LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
 @dataclass(frozen=True)
@@ -52,14 +47,6 @@ class Address:
 
     def __str__(self) -> str:
         return f"{HUB}{self.repository}{'' if self.revision == 'main' else f'@{self.revision}'}"
-
-
-class NoAnswer(UserError):
-    """An error: a server cannot be reached, or its answer is incomplete. A retry may help."""
-
-
-class Refused(UserError):
-    """An error: a server refuses a request. A retry does not help."""
 
 
 def parse_address(text: str) -> Address:
@@ -80,28 +67,18 @@ def parse_address(text: str) -> Address:
 
 
 # ---------------------------------------------------------------------------------------------------------- download
-def require_online() -> None:
-    """Raise NoAnswer if the environment variable MLMOE_OFFLINE is set to a value other than "" and 0."""
-    if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
-        raise NoAnswer("MLMOE_OFFLINE is set")
-
-
-def download_file(match: re.Match[str], folder: Path) -> Path:
-    """Download one file from the hub, and return its path below `folder`.
-
-    Args:
-      match: a match of the regex FILE with the address of the file.
-      folder: the folder for the download.
+def download_file(repository: str, name: str, folder: Path) -> Path:
+    """Download one file from the main branch of a repository, and return its path below `folder`.
 
     Raises:
       Refused: the hub refuses the request, or the repository does not have the file.
       NoAnswer: the hub cannot be reached.
       UserError: the download has another size or sha256 than the file on the hub.
     """
-    address, name = Address(match["repo"], match["revision"]), urllib.parse.unquote(match["file"])
+    address = Address(repository)
     commit, files = _look_up(address)
     if name not in files:
-        raise Refused(f"the model {address.repository} has no file {name}")
+        raise Refused(f"the model {repository} has no file {name}")
     _download(address, commit, [files[name]], folder)
     return folder / name
 
@@ -165,8 +142,10 @@ def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], req
 def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
     """Return the commit of a revision, and the files of the commit as a dict: name -> file."""
     require_online()
-    with _explained(address):
-        about = _hub().model_info(address.repository, revision=address.revision, files_metadata=True, timeout=_TIMEOUT)
+    with hub_errors_explained(address):
+        about = open_hub().model_info(
+            address.repository, revision=address.revision, files_metadata=True, timeout=TIMEOUT
+        )
     if not _COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
         raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
     return about.sha, {file.rfilename: file for file in about.siblings or ()}
@@ -181,7 +160,7 @@ def _download(address: Address, commit: str, files: Iterable[RepoSibling], folde
 
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")
     for file in files:
-        with _explained(address), disk_errors_explained(folder):
+        with hub_errors_explained(address), disk_errors_explained(folder):
             hf_hub_download(
                 address.repository,
                 file.rfilename,
@@ -197,60 +176,15 @@ def _download(address: Address, commit: str, files: Iterable[RepoSibling], folde
             raise UserError(f"the {file.rfilename} of {address} has another size or sha256 than on the hub; try again")
 
 
-# ------------------------------------------------------------------------------------------------------------ upload
-def require_token() -> None:
-    """Raise UserError if the user has not stored a token for the hub."""
-    from huggingface_hub import get_token
-
-    if not get_token():
-        page = "https://huggingface.co/settings/tokens"
-        raise UserError(f"there is no token for the hub; create one that may write at {page} and {_LOGIN}")
-
-
-def upload_model(folder: Path, address: Address, names: Collection[str], *, private: bool) -> str:
-    """Upload files of a folder as one commit, and return the address of the commit.
-
-    The repository and the branch are created if they do not exist.
-
-    Args:
-      folder: the local folder.
-      address: the repository and the branch.
-      names: names of the files to upload. A name that `folder` does not have is deleted from the repository. All other
-        files of the repository stay.
-      private: whether the repository must be private.
-
-    Raises:
-      UserError: the hub refuses the upload or cannot be reached, or the repository is public but `private` is True.
-    """
-    repository, revision, hub = address.repository, address.revision, _hub()
-    try:
-        with _explained(address):
-            hub.create_repo(repository, private=private or None, exist_ok=True)
-            if private and not hub.model_info(repository, timeout=_TIMEOUT).private:
-                raise UserError(f"{repository} exists and is public; make it private there, or leave --private out")
-            if revision != "main":
-                hub.create_branch(repository, branch=revision, exist_ok=True)
-            commit = hub.upload_folder(
-                repo_id=repository,
-                folder_path=folder,
-                allow_patterns=list(names),
-                delete_patterns=list(names),
-                commit_message="Share a model of mlmoe_jax",
-                revision=revision,
-            )
-    except NoAnswer as error:
-        raise UserError(f"{repository} cannot be uploaded, because {error}; try again") from error
-    return commit.commit_url
-
-
-def _hub() -> HfApi:
+def open_hub() -> HfApi:
+    """Return the client of the hub."""
     from huggingface_hub import HfApi  # here, because only a few commands need it
 
     return HfApi(library_name="mlmoe_jax", library_version=__version__)
 
 
 @contextlib.contextmanager
-def _explained(address: Address) -> Iterator[None]:
+def hub_errors_explained(address: Address) -> Iterator[None]:
     """Convert the exceptions of huggingface_hub in the block to Refused or NoAnswer. The messages contain no token."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -275,9 +209,9 @@ def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
     if code >= 500 or code in (408, 429):
         return NoAnswer(f"the hub responds with {code}")
     if isinstance(error, errors.GatedRepoError):
-        return Refused(f"access to {address} has to be requested at {page}; then {_LOGIN}")
+        return Refused(f"access to {address} has to be requested at {page}; then {LOGIN}")
     if isinstance(error, errors.RevisionNotFoundError):
         return Refused(f"the model {repository} has no revision '{address.revision}'; see {page}")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return Refused(f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}")
-    return Refused(f"the hub refuses {address} with the status {code}; {_LOGIN} with a token that has access")
+        return Refused(f"the hub has no model {repository}, or it is private: check the name, or {LOGIN}")
+    return Refused(f"the hub refuses {address} with the status {code}; {LOGIN} with a token that has access")

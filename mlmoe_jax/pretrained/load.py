@@ -14,7 +14,6 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Layout, Rule
 from mlmoe_jax.pretrained.rules.cnn_names import CNN_LAYOUTS
@@ -24,7 +23,6 @@ from mlmoe_jax.pretrained.rules.vit_names import VIT_LAYOUTS
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import Unreadable
-from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.files import damage_explained, open_regular
 from mlmoe_jax.runtime.formats import read_npz
 
@@ -104,7 +102,7 @@ def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
         raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
 
 
-def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
+def load_weights(module: nnx.Module, path: Path) -> LoadReport:
     """Fill the parameters and batch statistics of a module from a file.
 
     The file must have a tensor of the right shape for every parameter that is not optional in the layout. Every tensor
@@ -113,12 +111,11 @@ def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
 
     Args:
       module: the module. It is changed in place.
-      path_or_name: path of the file, or name of a backbone in the catalog.
+      path: the path of the file.
 
     Raises:
       UserError: the file does not fit. The error lists the mismatches, and the module is unchanged.
     """
-    path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole_model = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
     return fill(module, map_file(path, whole_model=whole_model))
 

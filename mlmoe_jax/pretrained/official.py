@@ -58,7 +58,7 @@ _EXPECTED = (
             "head.combine": "mean_logit",
         },
     ),
-    (r"e2vpt.*", {"prompts.pruned": "zeroed"}),
+    (r"vpt_deep.*", {"prompts.pruned": "zeroed"}),
     (r"q2l", _decoder_keys(Q2L_SETTINGS)),
     (r"ml_decoder.*", _decoder_keys(ML_DECODER_SETTINGS) | {"backbone.normalization": "unit"}),
 )
@@ -127,7 +127,7 @@ def _pooling(layout: str, table: np.ndarray | None) -> str | None:
     """
     if layout.endswith("_mae"):
         return "mean"
-    if layout == "gate_vpt" or layout.endswith("_timm"):
+    if layout.endswith("_timm"):
         if table is None or not _is_table(table, table.shape[-1]) or table.shape[-1] % 4:
             return None
         side = math.isqrt(table.shape[1] - 1)
@@ -135,7 +135,7 @@ def _pooling(layout: str, table: np.ndarray | None) -> str | None:
         patches = table[0, 1:].reshape(mae.shape)
         tables = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE and of MoCo v3
         return next((pool for pool, fixed in tables.items() if np.allclose(patches, fixed, rtol=0, atol=1e-2)), None)
-    return "cls" if layout.startswith(("vpt", "e2vpt")) else None
+    return "cls" if layout.startswith("vpt") else None
 
 
 def _head_pool(model: nnx.Module) -> str | None:

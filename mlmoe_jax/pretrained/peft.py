@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
@@ -25,7 +24,8 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import layer_path
-from mlmoe_jax.pretrained.load import read_tensors, require_finite
+from mlmoe_jax.pretrained.load import MappedFile, apply_rules, fill, read_tensors
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules
 from mlmoe_jax.runtime.files import MIB, damage_explained, open_regular
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,14 +39,33 @@ _NAMES = {
     "fc1": ("mlp.fc1", "intermediate.dense", "mlp.weights_in"),
     "fc2": ("mlp.fc2", "output.dense", "mlp.weights_out", "mlp.down_proj"),
 }
-_LAYERS = {name: layer for layer, names in _NAMES.items() for name in names}
 _PARTS = {"lora_A.weight": "a", "lora_B.weight": "b", "lora_magnitude_vector": "magnitude"}
 _PREFIX = "base_model.model."
-_TENSOR = re.compile(
-    rf"{re.escape(_PREFIX)}(?:\w+\.)?(?:encoder\.)?layers?\.(?P<block>\d{{1,4}})\.(?P<layer>[a-z0-9_.]+)\."
-    rf"(?P<part>{'|'.join(map(re.escape, _PARTS))})"
+_BLOCK = re.compile(rf"{re.escape(_PREFIX)}(?:\w+\.)?(?:encoder\.)?layers?\.(\d{{1,4}})")
+
+
+def _of_block(tensor: np.ndarray) -> np.ndarray:
+    """Return the tensor of one block as f32[1,…] in the axis order of Flax."""
+    return tensor.T.astype(np.float32)[None]
+
+
+def _layer_rules(layer: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Return the rules of the tensors of a layer, which are stacked over the blocks."""
+    pattern = rf"{_BLOCK.pattern}\.(?:{'|'.join(map(re.escape, names))})"
+    blocks = {"index": (r"\1",), "axes": (0,)}
+    return tuple(
+        Rule(rf"{pattern}\.{re.escape(end)}", f"{layer}/{part}", _of_block, **blocks) for end, part in _PARTS.items()
+    )
+
+
+_LAYOUT = Layout(
+    "peft",
+    TENSORS,  # no tensor: the folder is recognized by its files
+    (
+        *(rule for layer, names in _NAMES.items() for rule in _layer_rules(layer, names)),
+        *linear_rules(rf"{re.escape(_PREFIX)}classifier", "classifier"),
+    ),
 )
-_CLASSIFIER = re.compile(rf"{re.escape(_PREFIX)}classifier\.(?P<part>weight|bias)")
 
 # Options of PEFT with an effect on the files that is read from the tensors, or without an effect on outputs.
 _HARMLESS = (
@@ -103,7 +122,7 @@ def read_peft(path: Path) -> PeftAdapter:
     if problem:
         raise UserError(f"{path / CONFIG} has {problem}")
     name = "dora" if options.get("use_dora") else "lora"
-    tensors, classifier = _by_layer(path, read_tensors(path / TENSORS))
+    tensors, classifier = _by_layer(path)
     targets = tuple(layer for layer in _NAMES if f"{layer}/a" in tensors)
     parts = ("a", "b", "magnitude") if name == "dora" else ("a", "b")
     if odd := sorted(tensors.keys() ^ {f"{layer}/{part}" for layer in targets for part in parts}):
@@ -127,46 +146,26 @@ def _find_unreadable_option(options: Mapping[str, Any]) -> str:
     return ""
 
 
-def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
-    """Return the `tensors` and the `classifier` of a `PeftAdapter` from the tensors of a file.
+def _by_layer(path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the `tensors` and the `classifier` of a `PeftAdapter` in a folder.
 
-    Raises UserError if a tensor is not finite or belongs to an unknown layer.
+    Raises UserError if a tensor is not finite, belongs to an unknown layer, or is not there in all blocks.
     """
-    rows: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-    classifier = {}
-    for name, tensor in stored.items():
-        require_finite(path / TENSORS, name, tensor)
-        value = tensor.T.astype(np.float32)
-        match = _TENSOR.fullmatch(name)
-        if match and match["layer"] in _LAYERS:
-            rows[f"{_LAYERS[match['layer']]}/{_PARTS[match['part']]}"][int(match["block"])] = value
-        elif match := _CLASSIFIER.fullmatch(name):
-            classifier["kernel" if match["part"] == "weight" else "bias"] = value
+    file = path / TENSORS
+    stored = read_tensors(file)
+    mapped = apply_rules(file, stored, _LAYOUT)
+    if mapped.unused:
+        raise UserError(f"tensor {mapped.unused[0]} in {file} belongs to no layer that our adapters change")
+    blocks = [int(match[1]) for match in map(_BLOCK.match, stored) if match]
+    depth, tensors, classifier = 1 + max(blocks, default=-1), {}, {}
+    for name, value in mapped.values.items():
+        if name.startswith("classifier/"):
+            classifier[name.removeprefix("classifier/")] = value
+        elif len(value) == depth:
+            tensors[name] = value
         else:
-            raise UserError(f"tensor {name} in {path / TENSORS} belongs to no layer that our adapters change")
-    return _stack_blocks(path, rows), classifier
-
-
-def _stack_blocks(path: Path, rows: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Stack the tensors of all blocks along a new first axis.
-
-    Args:
-      path: the folder, for the error.
-      rows: name of a tensor -> index of a block -> array.
-
-    Returns:
-      name of a tensor -> array [L,…] for L blocks.
-
-    Raises:
-      UserError: a block has no such tensor, or its shape differs from the other blocks.
-    """
-    depth = 1 + max((block for values in rows.values() for block in values), default=-1)
-    tensors = {}
-    for name, values in rows.items():
-        if len(values) < depth or len({value.shape for value in values.values()}) > 1:
-            raise UserError(f"{path / TENSORS} adapts {name} not in all {depth} blocks alike, as our adapters do")
-        tensors[name] = np.stack([values[block] for block in range(depth)])
-    return tensors
+            raise UserError(f"{file} adapts {name} not in all {depth} blocks alike, as our adapters do")
+    return tensors, classifier
 
 
 def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
@@ -185,54 +184,38 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
       UserError: shapes differ. Or the classifier of the files has another number of labels, or reads more than the
         class token.
     """
-    own, filled = model.adapters[adapter.name], []
-    for name, value in adapter.tensors.items():
-        layer, part = name.split("/")
-        if part == "magnitude":
-            lengths = _all_lengths(model.backbone, layer)
-            value = value - lengths if value.shape == lengths.shape else value
-        variable = getattr(getattr(own, layer), part)
-        if variable.shape != value.shape:
-            raise UserError(
-                f"{adapter.path / TENSORS} does not fit the backbone: {name} has shape {value.shape} instead of "
-                f"{variable.shape}"
-            )
-        variable.set_value(jnp.asarray(value))
-        filled.append(f"adapters/{adapter.name}/{name}")
+    tensors = dict(adapter.tensors)
+    for layer in adapter.settings["targets"] if adapter.name == "dora" else ():
+        lengths, name = _lengths(model.backbone, layer), f"{layer}/magnitude"
+        if tensors[name].shape == lengths.shape:
+            tensors[name] = tensors[name] - lengths
+    filled = _fill(model.adapters[adapter.name], f"adapters/{adapter.name}", adapter, tensors)
     if adapter.classifier and _reads_class_token(model):
-        filled += _fill_classifier(model, adapter)
+        classifier, width = dict(adapter.classifier), model.backbone.shape.width
+        kernel = classifier.get("kernel", np.zeros((0, 0)))
+        if kernel[width:].any():
+            raise UserError(
+                f"the classifier in {adapter.path / TENSORS} reads the mean of the patches too; remove it from the "
+                "file, and a new one is trained"
+            )
+        filled += _fill(model.head.classifier, "head/classifier", adapter, classifier | {"kernel": kernel[:width]})
     return filled
 
 
-def _fill_classifier(model: Classifier, adapter: PeftAdapter) -> list[str]:
-    """Fill the linear classifier of the class token, and return the paths of the filled parameters."""
-    width, own = model.backbone.shape.width, model.head.classifier
-    kernel, bias = adapter.classifier.get("kernel"), adapter.classifier.get("bias")
-    if kernel is None or bias is None or kernel[:width].shape != own.kernel.shape or bias.shape != own.bias.shape:
-        raise UserError(f"the classifier in {adapter.path / TENSORS} does not fit the backbone and the labels")
-    if kernel[width:].any():
-        raise UserError(
-            f"the classifier in {adapter.path / TENSORS} reads the mean of the patches too; remove it from the file, "
-            "and a new one is trained"
-        )
-    own.kernel.set_value(jnp.asarray(kernel[:width]))
-    own.bias.set_value(jnp.asarray(bias))
-    return ["head/classifier/kernel", "head/classifier/bias"]
+def _fill(module: nnx.Module, place: str, adapter: PeftAdapter, tensors: dict[str, np.ndarray]) -> list[str]:
+    """Fill the part of a model at the path `place`, and return the paths of the filled parameters."""
+    report = fill(module, MappedFile(adapter.path / TENSORS, _LAYOUT, "", tensors, frozenset(), ()))
+    return [f"{place}/{name}" for name in report.loaded]
 
 
 def _reads_class_token(model: Classifier) -> bool:
     return isinstance(model.head, LinearHead) and model.head.pool == "cls" and model.final_norm
 
 
-def _lengths(vit: ViT, index: int, layer: str) -> np.ndarray:
-    """Return the L2 norms f32[out] of the columns of a layer's kernel in block `index`."""
-    kernel, _ = layer_weights(vit, layer_path(index, layer))
-    return np.linalg.norm(np.asarray(kernel, np.float32), axis=0)
-
-
-def _all_lengths(vit: ViT, layer: str) -> np.ndarray:
+def _lengths(vit: ViT, layer: str) -> np.ndarray:
     """Return the L2 norms f32[L,out] of the columns of a layer's kernel in each of the L blocks."""
-    return np.stack([_lengths(vit, index, layer) for index in range(vit.shape.depth)])
+    kernels = (layer_weights(vit, layer_path(index, layer))[0] for index in range(vit.shape.depth))
+    return np.stack([np.linalg.norm(np.asarray(kernel, np.float32), axis=0) for kernel in kernels])
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -256,13 +239,12 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
     tensors = _classifier_tensors(model, shape.width if module == "vit" else 2 * shape.width)
     prefix = f"{_PREFIX}{module}." if tensors else _PREFIX
     for layer, layer_name in layers.items():
-        for index in range(shape.depth):
-            for part, value in _update_parts(model, name, layer, index).items():
-                tensors[f"{prefix}{blocks}.{index}.{layer_name}.{part}"] = _tensor(value)
-    address = re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", catalog.entry(config.model.backbone.name).address)
+        for end, values in _update_parts(model, name, layer).items():
+            for index, value in enumerate(values):
+                tensors[f"{prefix}{blocks}.{index}.{layer_name}.{end}"] = _tensor(value)
     options = {
         "peft_type": "LORA",
-        "base_model_name_or_path": address[1] if address else None,
+        "base_model_name_or_path": catalog.entry(config.model.backbone.name).repository,
         "task_type": None,
         "inference_mode": True,
         "r": settings.rank,
@@ -297,12 +279,12 @@ def _transformers_names(shape: ViTShape) -> tuple[str, str]:
     return "dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer"
 
 
-def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[str, jax.Array | np.ndarray]:
-    """Return the adapter's arrays for a layer of block `index`, as a dict: PEFT's name of the array -> array."""
+def _update_parts(model: Classifier, name: str, layer: str) -> dict[str, np.ndarray]:
+    """Return the adapter's arrays f32[L,…] for a layer, as a dict: PEFT's name of the array -> array."""
     update = getattr(model.adapters[name], layer)
-    parts = {"lora_A.weight": update.a[index], "lora_B.weight": update.b[index]}
+    parts = {end: np.asarray(getattr(update, part)[...]) for end, part in _PARTS.items() if hasattr(update, part)}
     if name == "dora":
-        parts["lora_magnitude_vector"] = update.magnitude[index] + _lengths(model.backbone, index, layer)
+        parts["lora_magnitude_vector"] = parts["lora_magnitude_vector"] + _lengths(model.backbone, layer)
     return parts
 
 

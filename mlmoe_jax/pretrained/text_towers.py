@@ -1,55 +1,18 @@
-"""Find and load the text tower of a backbone, with only those rows of its table of tokens that the texts need.
+"""Load the text tower of a backbone, with only those rows of its table of tokens that the texts need.
 
 The table of SigLIP 2 has 256,000 rows, two thirds of the parameters of its smallest tower.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flax import nnx
-from safetensors import safe_open
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import TOKEN_TABLE, TextShape, TextTower
-from mlmoe_jax.pretrained.download import Unreachable, fetch
-from mlmoe_jax.pretrained.load import apply_rules, fill, find_rules, find_wrapper, read_tensors, recognize
-from mlmoe_jax.pretrained.rules.base import Layout
+from mlmoe_jax.pretrained.load import apply_rules, fill, read_tensors, recognize
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
-from mlmoe_jax.pretrained.weights import find_weights
-from mlmoe_jax.runtime.files import cache_folder, damage_explained, open_regular
-
-
-def find_text_weights(backbone: str) -> Path:
-    """Return the path of the file with the text tower of a backbone. Download the file if necessary.
-
-    Raises UserError if the backbone has no text tower, or if the file is not available.
-    """
-    entry = text_entry(backbone)
-    if entry.file == catalog.entry(backbone).file:
-        return find_weights(backbone)
-    return _fetch(f"the text tower of {backbone} is", entry.address, entry.file)
-
-
-def find_tokenizer(backbone: str) -> Path:
-    """Return the path of the file with the tokenizer of a backbone's text tower. Download the file if necessary.
-
-    Raises UserError if the backbone has no text tower, or if the file is not available.
-    """
-    entry = text_entry(backbone)
-    return _fetch(f"the tokenizer of {backbone} is", entry.tokenizer_address, entry.tokenizer)
-
-
-def _fetch(subject: str, address: str, file: str) -> Path:
-    try:
-        return fetch(address, cache_folder() / file)
-    except Unreachable as error:
-        raise UserError(f"{subject} not available: {error}") from error
 
 
 def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[TextTower, np.ndarray]:
@@ -67,49 +30,18 @@ def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[T
     Raises:
       UserError: the file cannot be read, or does not have this tower.
     """
+    stored = read_tensors(path)
+    layout = recognize(stored, TEXT_LAYOUTS)
+    if layout is None:
+        first = ", ".join(sorted(stored)[:3]) or "none"
+        raise UserError(f"{path} has no text tower of a known layout; its first tensors are {first}")
+    mapped = apply_rules(path, stored, layout)
     rows, places = np.unique(tokens, return_inverse=True)
-    layout, tensors = _read(path, rows, shape.vocabulary)
+    if (table := mapped.values.get(TOKEN_TABLE)) is not None:
+        if table.ndim != 2 or len(table) != shape.vocabulary:
+            expected = f"which should have {shape.vocabulary} rows"
+            raise UserError(f"{path} has a table of tokens of shape {table.shape}, {expected}")
+        mapped.values[TOKEN_TABLE] = table[rows]
     tower = nnx.eval_shape(lambda: replace(shape, vocabulary=len(rows)).build(rngs=nnx.Rngs(0)))
-    fill(tower, apply_rules(path, tensors, layout))
+    fill(tower, mapped)
     return tower, places.reshape(tokens.shape).astype(np.int32)
-
-
-def _read(path: Path, rows: np.ndarray, vocabulary: int) -> tuple[Layout, dict[str, np.ndarray | None]]:
-    """Return the layout of a file and its tensors by name, with these rows of the table of tokens.
-
-    Tensors that belong to no text tower are None. Of a safetensors file, they are not read.
-
-    Raises UserError if the table does not have `vocabulary` rows.
-    """
-    with _opened(path) as (names, read):
-        layout = recognize(names, TEXT_LAYOUTS)
-        if layout is None:
-            first = ", ".join(sorted(names)[:3]) or "none"
-            raise UserError(f"{path} has no text tower of a known layout; its first tensors are {first}")
-        tensors, wrapper = dict.fromkeys(names), find_wrapper(names, layout) or ""
-        for name in names:
-            targets = [rule.target for rule, _ in find_rules(layout, name.removeprefix(wrapper))]
-            if TOKEN_TABLE in targets:
-                tensors[name] = _take(path, read(name), rows, vocabulary)
-            elif targets:
-                tensors[name] = read(name)[...]
-        return layout, tensors
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
-    """Open a weights file for the names of its tensors, and a function that returns a tensor or a slice of the file."""
-    if path.suffix != ".safetensors":
-        tensors = read_tensors(path)
-        yield list(tensors), tensors.__getitem__
-        return
-    with damage_explained(path), open_regular(path), safe_open(path, framework="numpy") as file:
-        yield list(file.keys()), file.get_slice
-
-
-def _take(path: Path, table: Any, rows: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return rows of the table of tokens [V,D], an array or a slice of a file. Raises UserError if V is another."""
-    shape = table.shape if isinstance(table, np.ndarray) else tuple(table.get_shape())
-    if len(shape) != 2 or shape[0] != vocabulary:
-        raise UserError(f"{path} has a table of tokens of shape {shape}, which should have {vocabulary} rows")
-    return np.concatenate([table[row : row + 1] for row in rows.tolist()])

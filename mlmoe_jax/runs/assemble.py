@@ -33,7 +33,7 @@ from mlmoe_jax.models.params import (
 )
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.pretrained.weights import find_weights
+from mlmoe_jax.pretrained.locate import backbone_file
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import dtypes
 from mlmoe_jax.runtime.sharding import LabelAxes
@@ -170,7 +170,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     """
     if weights == "none":
         return
-    report = load_weights(backbone, name if weights == "auto" else weights)
+    report = load_weights(backbone, backbone_file(name, weights))
     source = f"backbone weights ({report.layout})"
     if report.unused and weights != "auto":  # of a published file, only expected tensors are unused
         status(f"{source}: {len(report.unused)} tensors were not used, such as {report.unused[0]}")
@@ -184,10 +184,11 @@ def require_weights(config: ConfigDict) -> None:
     Published weights that are not on this machine are downloaded.
     """
     settings = config.model.backbone
-    if settings.weights == "auto":
-        find_weights(settings.name)
-    elif settings.weights != "none":
-        load_weights(nnx.eval_shape(lambda: backbone_shape(config).build(rngs=nnx.Rngs(0))), settings.weights)
+    if settings.weights == "none":
+        return
+    path = backbone_file(settings.name, settings.weights)
+    if settings.weights != "auto":
+        load_weights(nnx.eval_shape(lambda: backbone_shape(config).build(rngs=nnx.Rngs(0))), path)
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:

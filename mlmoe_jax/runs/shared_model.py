@@ -37,6 +37,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA
+from mlmoe_jax.runtime.formats import read_metadata
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -150,8 +151,7 @@ def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
 
 def _stored_origin(folder: RunFolder, content: bytes) -> dict[str, Any]:
     """Return the origin of the values from the header of adapter.safetensors."""
-    length = int.from_bytes(content[:8], "little")
-    about = json.loads(json.loads(content[8 : 8 + length]).get("__metadata__", {})[_ABOUT])
+    about = json.loads(read_metadata(content)[_ABOUT])
     if about["layout"] != LAYOUT:
         raise UserError(
             f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "

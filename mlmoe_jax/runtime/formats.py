@@ -79,6 +79,16 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
     return arrays
 
 
+def read_metadata(content: bytes) -> dict[str, str]:
+    """Return the texts in the header of a safetensors file, by their names.
+
+    Raises:
+      Exception: any type, if the file is damaged. Call it inside `files.damage_explained`.
+    """
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
+
+
 class _XmlBuilder(ElementTree.TreeBuilder):
     """A builder of XML trees that refuses a document type declaration, whose entities can expand without a bound."""
 

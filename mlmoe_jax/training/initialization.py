@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +44,7 @@ from mlmoe_jax.runs.assemble import (
     split_model,
 )
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, restored_values
 from mlmoe_jax.runs.shared_model import run_folder
 from mlmoe_jax.runtime.progress import status
@@ -83,30 +84,6 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
     if not source.path.is_dir():
         raise UserError(f"config.init_from is '{location}', which is neither a file of weights nor a run folder")
     return OtherRun(config, source)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """An origin of initial values of a training.
-
-    This base class stands for the pretrained backbone of the config, or for random values if `model.backbone.weights`
-    is "none". Subclasses stand for other origins, see `find_origin`.
-
-    Attributes:
-      config: the config of the training.
-      resumes: whether a training is resumed. If True, its label space and checkpoints are in the run folder.
-    """
-
-    config: ConfigDict
-    resumes: ClassVar[bool] = False
-
-    def parts(self, label_space: LabelSpace) -> Parts:
-        """Return the model of the config with the values of this origin.
-
-        Raises:
-          UserError: the values do not fit the model.
-        """
-        return assemble(self.config, label_space)
 
 
 @dataclass(frozen=True)

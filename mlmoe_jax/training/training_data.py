@@ -26,9 +26,10 @@ from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runs.image_record import ImageRecord, describe_leak, read_image_record
+from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import abbreviate, quantity
-from mlmoe_jax.training.initialization import Origin, Resumed, RunOrigin
+from mlmoe_jax.training.initialization import Resumed, RunOrigin
 from mlmoe_jax.training.objective import require_labels
 from mlmoe_jax.training.selection import selection_split
 

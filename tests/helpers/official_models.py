@@ -27,9 +27,12 @@ LAYOUTS = {
     "ML-VPT on MoCo v3": "ml_vpt",
     "VPT deep": "vpt_deep",
     "VPT shallow": "vpt_shallow",
-    "GateVPT": "gate_vpt",
-    "E2VPT": "e2vpt",
+    "GateVPT": "vpt_shallow_timm",
+    "E2VPT": "vpt_deep",
 }
+
+# Methods -> their case in `tools.parity.prompt_family`.
+FAMILY = {"VPT deep": "vpt_deep", "VPT shallow": "vpt_shallow", "GateVPT": "gate_vpt", "E2VPT": "e2vpt"}
 
 
 def listed(name: str) -> dict:
@@ -75,7 +78,7 @@ def listed_config(name: str):
         use_ml_vpt(config)
         prompts.num_groups, prompts.per_group = sizes["Nc"], sizes["Nm"]
     else:
-        config, *_ = family_config(LAYOUTS[name])
+        config, *_ = family_config(FAMILY[name])
         prompts = config.model.prompts
         prompts.count, prompts.key_values, prompts.pruning = sizes["prompts"], sizes.get("kv_prompts", 0), "learned"
     return config, shape, sizes["K"]

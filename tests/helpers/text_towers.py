@@ -48,14 +48,14 @@ def use_twin(patch: pytest.MonkeyPatch, cache: Path, name: str, backbone: str = 
     backbone, text = backbone or BACKBONES[name], small_entry(name)
     vision = catalog.CATALOG[backbone]
     sizes = {"width": 16, "depth": 1, "heads": 2, "patch": 7, "native": 28, "mlp_ratio": 1.5}
-    small = replace(vision, shape=replace(vision.shape, **sizes), image_size=28, file=text.file)
+    small = replace(vision, shape=replace(vision.shape, **sizes), image_size=28, weights=text.weights)
     patch.setitem(catalog.CATALOG, backbone, small)
     patch.setitem(text_catalog.TEXT_CATALOG, backbone, text)
     patch.setenv("MLMOE_CACHE", str(cache))
     cache.mkdir(exist_ok=True)
     for file, content in (
-        (text.file, weights_file(cache, name).read_bytes()),
-        (text.tokenizer, tokenizer_file(name).read_bytes()),
+        (text.weights.name, weights_file(cache, name).read_bytes()),
+        (text.tokenizer.name, tokenizer_file(name).read_bytes()),
     ):
         (cache / file).parent.mkdir(parents=True, exist_ok=True)
         (cache / file).write_bytes(content)

@@ -25,10 +25,11 @@ BACKBONES = {
 _PUBLISHED = catalog.CATALOG[NAME]
 
 
-def entry(*, file: str = _PUBLISHED.file, **shape) -> BackboneEntry:
+def entry(*, file: str = _PUBLISHED.weights.name, **shape) -> BackboneEntry:
     """Return the catalogue's `vit_digits` with two blocks of width 16, or as `shape` says, its weights in `file`."""
     narrow = {"width": 16, "depth": 2, "heads": 2, **shape}
-    return replace(_PUBLISHED, shape=replace(_PUBLISHED.shape, **narrow), file=file)
+    weights = replace(_PUBLISHED.weights, name=file)
+    return replace(_PUBLISHED, shape=replace(_PUBLISHED.shape, **narrow), weights=weights)
 
 
 def use_vit(monkeypatch: pytest.MonkeyPatch | None = None, /, *, name: str = NAME, **options) -> None:

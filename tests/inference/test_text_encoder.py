@@ -10,9 +10,8 @@ from helpers.text_towers import arrays_of, use_twin
 from mlmoe_jax.data.labels.name_vectors import LabelName, mean_direction
 from mlmoe_jax.data.labels.space import label_space_of
 from mlmoe_jax.inference import text_encoder
-from mlmoe_jax.inference.by_names import names_config
+from mlmoe_jax.inference.by_names import names_origin
 from mlmoe_jax.inference.text_encoder import encode_names, encode_texts, vectors_for
-from mlmoe_jax.runs.assemble import assemble
 from tools.parity import text_towers as twins
 from tools.parity.vit import image
 
@@ -35,7 +34,7 @@ def test_scores_by_names_are_those_of_transformers(twin, tmp_path, name):
     assert vectors.background.any() == (name != "siglip2")
     vectors = replace(vectors, background=np.zeros_like(vectors.background))  # the plain logits
     vectors.write(file := tmp_path / "v.safetensors")
-    parts = assemble(names_config(str(file)), label_space_of(vectors))
+    parts = names_origin(str(file)).parts(label_space_of(vectors))
     model = parts.definition.merge(parts.trainable, parts.frozen)
     logits = jax.jit(lambda x: model(x).logits)(image(3, 4, 4))
     expected = arrays_of(name)["scores"][:, places]
@@ -82,11 +81,12 @@ def test_the_background_of_a_softmax_model_is_its_templates_without_a_name(twin,
 def test_a_list_of_names_is_encoded_once(twin, tmp_path, monkeypatch):
     backbone = twin("siglip2")
     (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    vectors = vectors_for(names_config(str(tmp_path / "labels.txt"), backbone))
+    vectors = names_origin(str(tmp_path / "labels.txt"), backbone).label_space.name_vectors
     assert vectors.names == ("cat", "dog")
     assert len(vectors.sha256) == len(vectors.fingerprint) == 64
     vectors.write(tmp_path / "v.safetensors")
     monkeypatch.setattr(text_encoder, "encode_names", None)
-    again = vectors_for(names_config(str(tmp_path / "v.safetensors")))
-    np.testing.assert_array_equal(again.vectors, vectors.vectors)
-    assert vectors_for(names_config(str(tmp_path / "v.safetensors"), backbone)) is not None
+    origin = names_origin(str(tmp_path / "v.safetensors"), backbone)
+    np.testing.assert_array_equal(vectors_for(origin.config).vectors, vectors.vectors)
+    (tmp_path / "v.safetensors").unlink()
+    np.testing.assert_array_equal(origin.label_space.name_vectors.vectors, vectors.vectors)

@@ -25,8 +25,8 @@ from mlmoe_jax.models.backbones.resnet import Bottleneck, ResNetShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold_batch_norms
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
+from mlmoe_jax.pretrained.locate import backbone_file
 from mlmoe_jax.pretrained.rules.cnn_names import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
-from mlmoe_jax.pretrained.weights import find_weights
 
 TOLERANCE = 2e-5
 SHAPES = {
@@ -142,11 +142,11 @@ def test_published_weights_give_the_references_logits_on_photographs(variant):
     name, photograph = f"efficientnet_lite{variant}", ("flower.jpg", "china.jpg", "flower.jpg")[variant]
     entry = catalog.entry(name)
     try:
-        path = find_weights(name)
+        path = backbone_file(name)
     except UserError as missing:
         pytest.skip(str(missing))
     backbone = nnx.eval_shape(lambda: entry.shape.build(rngs=nnx.Rngs(0)))
-    report = load_weights(backbone, name)
+    report = load_weights(backbone, path)
     left = {name for name in report.unused if not name.endswith("num_batches_tracked")}
     assert (left, report.missing) == ({"_fc.weight", "_fc.bias"}, ())
     side, pixels = entry.image_size, load_sample_image(photograph)

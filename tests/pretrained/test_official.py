@@ -95,13 +95,14 @@ def test_linear_probing_has_the_layout_of_the_vpt_code():
     model = make_model("VPT deep")
     model.prompts = None
     source, tensors = official_tensors(model)
-    assert source.name == "vpt"
+    assert source.name == "vpt_shallow"
     assert not any("prompt" in key for key in tensors)
 
 
 # The layouts of the family that is stored, and prefixes of names in the files of others.
 FAMILY = {name: name for name in family.CASES if not name.startswith("e2vpt")}
-FAMILY |= {"vpt_deep_projected": "vpt_deep", "gate_vpt_mae": "gate_vpt", "vpt_deep_timm": "vpt_deep"}
+FAMILY |= {"vpt_deep_projected": "vpt_deep", "vpt_deep_timm": "vpt_deep"}
+FAMILY |= dict.fromkeys(("gate_vpt", "gate_vpt_mae"), "vpt_shallow_timm")
 WRAPPED = {"VPT deep": "model.", "VPT shallow": "module.", "GateVPT": "", "ML-VPT on MAE": "model.module."}
 
 
@@ -192,8 +193,8 @@ DEPARTURES = [
     ),
     ("mlvpt_dinov2:preset=paper", "ml_vpt_dinov2", {}, OF_PAPER),
     ("vpt:backbone=vit_b16_in21k", "vpt_deep", {}, ()),
-    ("e2vpt", "e2vpt", {"prompts.pruning": "fixed"}, ("prompts.pruned is absent instead of zeroed",)),
-    ("e2vpt", "e2vpt", {"prompts.pruning": "none"}, ()),
+    ("e2vpt", "vpt_deep", {"prompts.pruning": "fixed"}, ("prompts.pruned is absent instead of zeroed",)),
+    ("e2vpt", "vpt_deep", {"prompts.pruning": "none"}, ()),
     ("q2l_resnet101", "q2l", {"head.decoder.style": "q2l_self_attention"}, ()),  # its tensors show it
     # the same tensors, but queries and positions enter once
     ("q2l_resnet101", "q2l", {"head.decoder.style": "dr_moe"}, ("head.decoder.style is dr_moe instead of q2l",)),

@@ -13,7 +13,8 @@ from helpers.text_towers import arrays_of, small_entry, tokenizer_file
 from helpers.twins import below
 
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG, text_entry
-from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer, load_text_tower
+from mlmoe_jax.pretrained.locate import locate
+from mlmoe_jax.pretrained.text_towers import load_text_tower
 from mlmoe_jax.pretrained.tokenizers import open_tokenizer
 from tools.parity import tips
 
@@ -21,17 +22,17 @@ NAMES = {"clip": "clip_gelu", "siglip2": "siglip2"}
 
 
 # ------------------------------------------------------------------------------------------------------------ backbones
-def without_a_cache(backbone: str, call, *says: str) -> Refusal:
-    """A file of a backbone's text tower that is in no cache, and cannot be downloaded."""
+def without_a_cache(backbone: str, file: str, *says: str) -> Refusal:
+    """The `weights` or the `tokenizer` of a backbone's text tower, in no cache, without a network."""
 
     @contextlib.contextmanager
     def make(at):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("MLMOE_CACHE", str(at))
             patch.setenv("MLMOE_OFFLINE", "1")
-            yield backbone
+            yield getattr(text_entry(backbone), file)
 
-    return Refusal(f"{call.__name__} {backbone}", make, call, *says)
+    return Refusal(f"{file} of {backbone}", make, locate, *says)
 
 
 NO_TEXTS = "the backbone dinov2_vitb14 was trained without texts, so it has no vectors of names; there are {}"
@@ -119,18 +120,16 @@ REFUSALS = [
         lambda _: text_entry("clip_vitb61"),
         "there is no backbone 'clip_vitb61' for model.backbone.name; did you mean 'clip_vitb16'?",
     ),
-    without_a_cache("dinov2_vitb14", find_text_weights, NO_TEXTS),
-    without_a_cache("dinov2_vitb14", find_tokenizer, NO_TEXTS),
     without_a_cache(
         "siglip2_vitb16_384",
-        find_tokenizer,
-        "the tokenizer of siglip2_vitb16_384 is not available: tokenizer.json is not in {at}/siglip2-base-patch16-224 ",
+        "tokenizer",
+        "tokenizer.json is not in {at}/siglip2-base-patch16-224 ",
         "put a copy of the file at {at}/siglip2-base-patch16-224/tokenizer.json",
     ),
     without_a_cache(
         "clip_vitb16",
-        find_text_weights,
-        "the weights of clip_vitb16 are not available: ",
+        "weights",
+        "because MLMOE_OFFLINE is set; ",
         "put a copy of the file at {at}/vit_base_patch16_clip_224.openai/open_clip_model.safetensors",
     ),
     of_damage("cut", CUT, "{at}/tokenizer.json is damaged: "),
@@ -204,8 +203,8 @@ REFUSALS = [
     ),
     without_a_cache(
         "tipsv2_vitb14",
-        find_text_weights,
-        "the text tower of tipsv2_vitb14 is not available: ",
+        "weights",
+        "because MLMOE_OFFLINE is set; ",
         "put a copy of the file at {at}/tips_v2_oss_b14_text.npz",
     ),
 ]

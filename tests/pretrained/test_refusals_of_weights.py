@@ -24,10 +24,10 @@ from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
+from mlmoe_jax.pretrained.locate import backbone_file
 from mlmoe_jax.pretrained.official import export_official, load_official, official_tensors, require_writable
 from mlmoe_jax.pretrained.rules.base import Layout, Rule
 from mlmoe_jax.pretrained.rules.head_names import label_bias, label_kernel, pointwise
-from mlmoe_jax.pretrained.weights import find_weights
 
 
 def ones(*shape: int) -> np.ndarray:
@@ -159,7 +159,7 @@ MISFITS = [
         )
         for names, first in ((("b.bias", "a.weight", "x", "y"), "a.weight, b.bias, x"), ((), "none"))
     ),
-    of_code("gate_vpt_mae", "gate_vpt", "(gate_vpt layout) " + ON_MAE),  # the same names on MAE and MoCo v3
+    of_code("gate_vpt_mae", "gate_vpt", "(vpt_shallow_timm layout) " + ON_MAE),  # the same names on MAE and MoCo v3
     of_code("vpt_deep_mae", "vpt_deep", "(vpt_deep_mae layout) " + ON_MAE),
     of_code("vpt_deep", "vpt_deep_mae", CLASS_TOKEN),
     of_code("gate_vpt_mae", "gate_vpt_mae", CLASS_TOKEN, change=columns_first),
@@ -247,7 +247,7 @@ def pool_both(model):
 
 
 def use_positions_of_mae(model):
-    assert official_tensors(model)[0].name == "gate_vpt"
+    assert official_tensors(model)[0].name == "vpt_shallow_timm"
     model.backbone.pos_embed = nnx.Param(jnp.asarray(family.positions_of_mae()))
 
 
@@ -262,7 +262,7 @@ def of_entry(name: str, *says: str, entry: BackboneEntry | None = None) -> Refus
                 patch.setitem(catalog.CATALOG, name, entry)
             yield name
 
-    return Refusal(f"weights of {name}", make, find_weights, *says)
+    return Refusal(f"weights of {name}", make, backbone_file, *says)
 
 
 NO_LAYOUT = "no layout of the authors' code has names for all parameters of this model and the same pooling"
@@ -299,8 +299,9 @@ REFUSALS = [
     ),
     of_entry(
         "dinov3_vitb16",
-        "the weights of dinov3_vitb16, whose DINOv3 License has to be accepted at "
-        "https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m first, are not available: ",
+        "model.safetensors is not in {at}/dinov3-vitb16-pretrain-lvd1689m and cannot be downloaded from "
+        "https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m/resolve/main/model.safetensors, whose DINOv3 "
+        "License has to be accepted at https://huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m first, because ",
         "put a copy of the file at {at}/dinov3-vitb16-pretrain-lvd1689m/model.safetensors",
     ),
 ]

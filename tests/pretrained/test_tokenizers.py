@@ -9,8 +9,9 @@ import pytest
 import sentencepiece
 from helpers.text_towers import ARRAYS, small_entry, tokenizer_file
 
+from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.entry import TokenFormat
-from mlmoe_jax.pretrained.text_towers import find_text_weights, find_tokenizer
+from mlmoe_jax.pretrained.locate import locate
 from mlmoe_jax.pretrained.tokenizers import canonical, open_tokenizer
 from tools.parity import text_towers as twins
 
@@ -168,6 +169,7 @@ def test_files_in_the_cache_are_found(tmp_path, monkeypatch):
     for file in ("clip-vit-base-patch32/tokenizer.json", "siglip2-large-patch16-256/model.safetensors"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).write_bytes(b"x")
-    assert find_tokenizer("clip_vitl14") == find_tokenizer("openclip_vitb16_laion2b")
-    assert find_tokenizer("clip_vitl14") == tmp_path / "clip-vit-base-patch32/tokenizer.json"
-    assert find_text_weights("siglip2_vitl16_256") == tmp_path / "siglip2-large-patch16-256/model.safetensors"
+    tokenizers = {text_entry(name).tokenizer for name in ("clip_vitl14", "openclip_vitb16_laion2b")}
+    assert [locate(file) for file in tokenizers] == [tmp_path / "clip-vit-base-patch32/tokenizer.json"]
+    weights = text_entry("siglip2_vitl16_256").weights
+    assert locate(weights) == tmp_path / "siglip2-large-patch16-256/model.safetensors"

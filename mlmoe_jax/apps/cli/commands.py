@@ -441,11 +441,11 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
         return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
     if flags.checkpoint != "best":
         raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")
-    from mlmoe_jax.inference.by_names import names_config, open_names
+    from mlmoe_jax.inference.by_names import names_origin, open_names
 
     cache_programs()
     ranked = all(key != "eval.threshold" for key, _ in overrides)
-    return partial(open_names, names_config(flags.names, flags.backbone or "", overrides), ranked=ranked), "."
+    return partial(open_names, names_origin(flags.names, flags.backbone or "", overrides), ranked=ranked), "."
 
 
 @_command(

@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.adapters.catalog import active_adapters, describe_adapters
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.pretrained.hub import FILE, Address
+from mlmoe_jax.pretrained.hub import Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.runtime.version import __version__
@@ -57,7 +57,7 @@ def write_card(
         license=license_name,
         config=config,
         adapters=describe_adapters(config),
-        backbone=catalog.entry(config.model.backbone.name),
+        weights=catalog.entry(config.model.backbone.name).weights,
         published=not (folder / FROZEN).exists(),
         fingerprint=folder.read_json("backbone.json")["fingerprint"],
         space=space,
@@ -95,7 +95,6 @@ def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
 
 
 def _metadata(name: str, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
-    base = FILE.fullmatch(catalog.entry(config.model.backbone.name).address)
     kinds = [config.model.head.kind, *active_adapters(config)]
     measured = [
         EvalResult(
@@ -116,7 +115,7 @@ def _metadata(name: str, config: ConfigDict, results: Results, main: str, licens
         license_name=None if license_name else "not-chosen",
         library_name="mlmoe_jax",
         pipeline_tag="image-classification",
-        base_model=base["repo"] if base else None,
+        base_model=catalog.entry(config.model.backbone.name).repository,
         tags=["mlmoe_jax", "jax", "flax", "multi-label", *kinds, config.model.backbone.name],
         metrics=headlines(results),
         model_name=name,

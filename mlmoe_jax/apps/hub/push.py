@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlmoe_jax.apps.hub.card import write_card
+from mlmoe_jax.apps.hub.upload import require_token, upload_model
 from mlmoe_jax.config import portable
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
-from mlmoe_jax.pretrained import hub
+from mlmoe_jax.pretrained.hub import Address, parse_address
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
@@ -51,10 +52,10 @@ def push(
       UserError: `repository` is not USER/NAME, the run has no results or no trained values, `output` exists, the token
         of the hub is missing, or the hub refuses the upload or cannot be reached.
     """
-    address = hub.parse_address(f"{repository}@{revision}" if revision else repository)
+    address = parse_address(f"{repository}@{revision}" if revision else repository)
     target = require_new(output) if output else None
     if target is None:
-        hub.require_token()
+        require_token()
     folder.require_model()
     read_results(folder)  # checked before anything that takes time
     with tempfile.TemporaryDirectory() as temporary:
@@ -63,13 +64,13 @@ def push(
             outdated = write_shared(folder, RunFolder(partial), address, license_name)
         size = megabytes(sum(file.stat().st_size for file in path.iterdir()))
         if target is None:
-            line = f"{address}: {size}; {hub.upload_model(path, address, list(FILES), private=private)}"
+            line = f"{address}: {size}; {upload_model(path, address, list(FILES), private=private)}"
         else:
             line = f"{size} written to {target}, and nothing was uploaded; leave --output out to upload it"
     return Outcome([line], exit_code=OUTDATED if outdated else DONE)
 
 
-def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, license_name: str = "") -> bool:
+def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str = "") -> bool:
     """Write the files of a shared model to an existing folder.
 
     Args:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import http.client
 import json
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -26,7 +23,8 @@ from mlmoe_jax.apps.serving.service import Options, Service, require_readable
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import open_regular, read_stream
+from mlmoe_jax.runtime.files import MIB, open_regular, read_stream
+from mlmoe_jax.runtime.http import read_url
 from mlmoe_jax.runtime.storage import Folder
 
 TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable
@@ -161,14 +159,13 @@ class TaskImages:
         name = str(address)[:100]
         try:
             return name, self.read(address)
-        except (UserError, OSError, ValueError, http.client.HTTPException) as error:
+        except (UserError, OSError, ValueError) as error:
             return name, BadImage(f"cannot read {name} as an image: {reason_of(error)}")
 
     def read(self, address: Any) -> bytes:
         """Return the content of the image file at an address of a task.
 
-        Raises UserError, OSError, ValueError or http.client.HTTPException if the address is not allowed or cannot be
-        read.
+        Raises UserError, OSError or ValueError if the address is not allowed or cannot be read.
         """
         if not isinstance(address, str):
             raise UserError("the task has no address of an image")
@@ -179,7 +176,13 @@ class TaskImages:
                 return read_stream(file, self.most_bytes)
         if not self._server:
             raise UserError("set serve.folder to the folder of the images, or serve.label_studio to the server")
-        return self._fetch(urljoin(f"{self._server}/", address))
+        return read_url(
+            urljoin(f"{self._server}/", address),
+            self.most_bytes,
+            server=self._server,
+            timeout=FETCH_SECONDS,
+            headers=self._authorization(),
+        )
 
     def _inside(self, path: str) -> epath.Path:
         try:
@@ -187,15 +190,7 @@ class TaskImages:
         except UserError as error:  # it names the folder, which is nothing for the client
             raise UserError("it is not in the folder of the images") from error
 
-    def _fetch(self, address: str) -> bytes:
-        if not _is_on_server(self._server, address):
-            raise UserError(f"it is not on the server {self._server}")
-        opener = urllib.request.build_opener(_SameServerRedirects(self._server))
-        request = urllib.request.Request(address, headers=self._authorization(opener))
-        with opener.open(request, timeout=FETCH_SECONDS) as answer:
-            return read_stream(answer, self.most_bytes)
-
-    def _authorization(self, opener: urllib.request.OpenerDirector) -> dict[str, str]:
+    def _authorization(self) -> dict[str, str]:
         """Return the HTTP header that authorizes requests to the Label Studio server; {} without a token.
 
         The token is in the environment variable TOKEN. A legacy token is sent as it is. A personal access token, which
@@ -204,24 +199,12 @@ class TaskImages:
         token = os.environ.get(TOKEN, "")
         if token.count(".") != 2:
             return {"Authorization": f"Token {token}"} if token else {}
-        body, kind = json.dumps({"refresh": token}).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._server}/api/token/refresh/", body, kind)
-        with opener.open(request, timeout=FETCH_SECONDS) as answer:
-            return {"Authorization": f"Bearer {json.loads(read_stream(answer, 1 << 20))['access']}"}
-
-
-def _is_on_server(server: str, address: str) -> bool:
-    expected, actual = urlsplit(server), urlsplit(address)
-    return (actual.scheme, actual.netloc) == (expected.scheme, expected.netloc)
-
-
-class _SameServerRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect handler of urllib that refuses redirects to another server."""
-
-    def __init__(self, server: str):
-        self._server = server
-
-    def redirect_request(self, request, file, code, message, headers, address):
-        if not _is_on_server(self._server, address):
-            raise urllib.error.URLError("it redirects to another server")
-        return super().redirect_request(request, file, code, message, headers, address)
+        answer = read_url(
+            f"{self._server}/api/token/refresh/",
+            MIB,
+            server=self._server,
+            timeout=FETCH_SECONDS,
+            headers={"Content-Type": "application/json"},
+            body=json.dumps({"refresh": token}).encode(),
+        )
+        return {"Authorization": f"Bearer {json.loads(answer)['access']}"}

@@ -5,48 +5,47 @@ The queries of RAM++ are exchangeable at prediction in the same way: they are co
 
 from __future__ import annotations
 
-from ml_collections import ConfigDict
+from dataclasses import dataclass
+from functools import cached_property
 
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.text_encoder import vectors_for
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import label_axes
-from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
+from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import read_run
 from mlmoe_jax.training.initialization import OtherRun
 
 
-def parts_with_names(config: ConfigDict, source: OtherRun) -> tuple[LabelSpace, Preprocess, Parts]:
-    """Return a model with the labels of a run and the further ones of `model.head.names`, as `parts_of_names` does.
+@dataclass(frozen=True)
+class RunWithNames(OtherRun):
+    """A run with further labels, by their names in `model.head.names`. The scores of its own labels do not change."""
 
-    The scores of the labels of the run do not change.
+    @cached_property
+    def label_space(self) -> LabelSpace:
+        """The labels of the run, and then the further ones.
 
-    Args:
-      config: the config of the run, with the names of all labels.
-      source: the run.
-
-    Raises:
-      UserError: the vectors do not fit the labels of the run, or its scores of a label depend on the other labels.
-    """
-    source_config, known = read_run(source.folder)
-    space = known.with_names(vectors_for(config))
-    _require_open(config, space, source, abstract_parts(source_config, known).definition)
-    return space, preprocess_for(config), source.parts(space)
+        Raises UserError if the vectors do not fit the labels of the run, or its scores of a label depend on the other
+        labels.
+        """
+        source_config, known = read_run(self.folder)
+        space = known.with_names(vectors_for(self.config))
+        _require_open(self, space, abstract_parts(source_config, known).definition)
+        return space
 
 
-def _require_open(config: ConfigDict, space: LabelSpace, source: OtherRun, trained: ModelDef) -> None:
+def _require_open(source: RunWithNames, space: LabelSpace, trained: ModelDef) -> None:
     """Raise UserError unless a model has values for further labels, and its labels are computed apart.
 
     Args:
-      config: the config of the model.
+      source: the run, with the config of the model.
       space: all labels.
-      source: the run.
       trained: the structure of the model of the run, without the further labels.
     """
+    config = source.config
     kind, head = config.model.head.kind, head_class(config)
     grouped = prompts_class(config).uses_groups
     if grouped or head.mixes_labels(config):

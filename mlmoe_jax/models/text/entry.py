@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.published import PublishedFile
 from mlmoe_jax.models.text.tower import TextShape
 
 
@@ -35,11 +34,8 @@ class TextEntry:
 
     Attributes:
       shape: the architecture.
-      file: the name of the weights file in the cache folder. For CLIP and SigLIP 2 it is the file of the backbone.
-      address: the published location of the file.
-      license: the license of the weights.
-      tokenizer: the name of the tokenizer's file in the cache folder.
-      tokenizer_address: the published location of this file.
+      weights: the published weights. For CLIP and SigLIP 2, they are in the file of the backbone.
+      tokenizer: the file of the tokenizer.
       format: what happens to a text and to its tokens.
       templates: the default prompts, with {} for the name of a label.
       contrast: True if the towers were trained with a softmax over prompts, so that only differences between the
@@ -47,32 +43,8 @@ class TextEntry:
     """
 
     shape: TextShape
-    file: str
-    address: str
-    license: str
-    tokenizer: str
-    tokenizer_address: str
+    weights: PublishedFile
+    tokenizer: PublishedFile
     format: TokenFormat
     templates: tuple[str, ...]
     contrast: bool
-
-
-def beside(backbone: str, shape: TextShape, tokenizer: str, **settings: Any) -> TextEntry:
-    """Return the entry of a text tower that is in the weights file of its backbone.
-
-    Args:
-      backbone: a name of the catalog of backbones.
-      shape: the architecture.
-      tokenizer: the repository on the Hugging Face Hub that has the tokenizer.
-      **settings: the other attributes of TextEntry.
-    """
-    vision = catalog.entry(backbone)
-    return TextEntry(
-        shape,
-        vision.file,
-        vision.address,
-        vision.license,
-        f"{tokenizer.partition('/')[2]}/tokenizer.json",
-        f"https://huggingface.co/{tokenizer}/resolve/main/tokenizer.json",
-        **settings,
-    )

@@ -6,36 +6,23 @@ padding for most texts, after a linear layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.text.entry import TextEntry, TokenFormat, beside
-from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
-
-
-@dataclass(frozen=True)
-class SiglipTextShape(TextShape):
-    """The architecture of SigLIP's text tower.
-
-    Attributes:
-      output: E, the width of the vectors.
-    """
-
-    output: int
-
-    def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> SiglipText:
-        return SiglipText(self, dtype=dtype, rngs=rngs)
+from mlmoe_jax.models.published import on_hub
+from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
+from mlmoe_jax.models.text.tower import TextShape, TextTower
 
 
 class SiglipText(TextTower):
     """SigLIP's text tower; see TextTower. The tokens must be padded to the length of the shape, as in training."""
 
-    def __init__(self, shape: SiglipTextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        super().__init__(shape, Similarity(bias=True), dtype=dtype, rngs=rngs)
+    has_bias = True
+
+    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(shape, dtype=dtype, rngs=rngs)
         self.proj = nnx.Linear(shape.width, shape.output, dtype=dtype, rngs=rngs)
 
     def mask(self, valid: jax.Array) -> None:
@@ -55,15 +42,16 @@ class SiglipText(TextTower):
 _TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
 _FORMAT = TokenFormat(padding="<pad>", end="<eos>", fixed=True, text="canonical")
 # All towers of SigLIP 2 have the tokens of Gemma.
-_TOKENIZER = "google/siglip2-base-patch16-224"
+_TOKENIZER = on_hub("google/siglip2-base-patch16-224", "Apache-2.0", "tokenizer.json")
 _SIZES = {"vitb16": (768, 12, 12, 3072), "vitl16": (1024, 24, 16, 4096), "so400m14": (1152, 27, 16, 4304)}
 
 
 def _entry(backbone: str) -> TextEntry:
     """Return the entry of the text tower in the file of a backbone."""
-    vision = VITS[backbone].shape
+    vision = VITS[backbone]
     width, depth, heads, hidden = _SIZES[backbone.split("_")[1]]
-    shape = SiglipTextShape(
+    shape = TextShape(
+        SiglipText,
         width=width,
         depth=depth,
         heads=heads,
@@ -72,9 +60,9 @@ def _entry(backbone: str) -> TextEntry:
         vocabulary=256_000,
         mlp="gelu_tanh",
         eps=1e-6,
-        output=vision.width,
+        output=vision.shape.width,
     )
-    return beside(backbone, shape, _TOKENIZER, format=_FORMAT, templates=_TEMPLATES, contrast=False)
+    return TextEntry(shape, vision.weights, _TOKENIZER, _FORMAT, _TEMPLATES, contrast=False)
 
 
 SIGLIP_TEXTS: dict[str, TextEntry] = {name: _entry(name) for name in VITS if name.startswith("siglip2_")}

@@ -7,7 +7,6 @@ outputs at its tokens. It is compared with the first class token of an image: co
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +15,16 @@ from flax import nnx
 from mlmoe_jax.models.backbones.vit_entries import VITS
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import sequence_positions
+from mlmoe_jax.models.published import on_hub, on_server
 from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
-from mlmoe_jax.models.text.tower import Similarity, TextShape, TextTower
-
-
-@dataclass(frozen=True)
-class TipsTextShape(TextShape):
-    """The architecture of TIPSv2's text tower."""
-
-    @property
-    def output(self) -> int:
-        """The width of the vectors, the width of the tower."""
-        return self.width
-
-    def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> TipsText:
-        return TipsText(self, dtype=dtype, rngs=rngs)
+from mlmoe_jax.models.text.tower import TextShape, TextTower
 
 
 class TipsText(TextTower):
     """TIPSv2's text tower; see TextTower. Padding changes nothing."""
 
-    def __init__(self, shape: TipsTextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        super().__init__(shape, Similarity(bias=False), dtype=dtype, rngs=rngs)
+    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(shape, dtype=dtype, rngs=rngs)
         del self.pos_embed
 
     def embed(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
@@ -68,13 +55,14 @@ TEMPLATES = (
     "a photo of {}s.",
 )
 _FORMAT = TokenFormat(padding="<pad>", text="lower")
-_TOKENIZER = "tipsv2-b14/tokenizer.model"  # of all sizes
+_TOKENIZER = on_hub("google/tipsv2-b14", "CC-BY-4.0", "tokenizer.model")  # of all sizes
 
 
 def _entry(backbone: str, hidden: int, depth: int = 12) -> TextEntry:
     """Return the entry of the text tower beside a backbone. The Hub's file of both lacks the temperature."""
     vision = VITS[backbone]
-    shape = TipsTextShape(
+    shape = TextShape(
+        TipsText,
         width=vision.shape.width,
         depth=depth,
         heads=vision.shape.heads,
@@ -83,18 +71,10 @@ def _entry(backbone: str, hidden: int, depth: int = 12) -> TextEntry:
         vocabulary=32_000,
         mlp="relu",
         eps=1e-5,
+        output=vision.shape.width,
     )
-    return TextEntry(
-        shape,
-        vision.file.replace("_vision", "_text"),
-        vision.address.replace("_vision", "_text"),
-        vision.license,
-        _TOKENIZER,
-        f"https://huggingface.co/google/{_TOKENIZER.replace('/', '/resolve/main/')}",
-        _FORMAT,
-        TEMPLATES,
-        contrast=True,
-    )
+    weights = on_server(vision.weights.address.replace("_vision", "_text"), vision.weights.license)
+    return TextEntry(shape, weights, _TOKENIZER, _FORMAT, TEMPLATES, contrast=True)
 
 
 TIPS_TEXTS: dict[str, TextEntry] = {

@@ -18,9 +18,10 @@ TOKEN_TABLE = "token_embed"  # the parameter f32[V,D], a row per token of the vo
 
 @dataclass(frozen=True)
 class TextShape:
-    """The architecture of a text tower. Each family adds the sizes of its output.
+    """The architecture of a text tower.
 
     Attributes:
+      tower: the class of the tower.
       width: D.
       depth: number of blocks.
       heads: number of attention heads.
@@ -29,8 +30,11 @@ class TextShape:
       vocabulary: V, the number of rows of the table of tokens.
       mlp: a key of layers.transformer.MLPS.
       eps: epsilon of LayerNorm.
+      output: E, the width of the vectors of texts.
+      image_width: W, the width of the feature of the backbone, which is projected to E; None: it is compared as it is.
     """
 
+    tower: type[TextTower]
     width: int
     depth: int
     heads: int
@@ -39,10 +43,12 @@ class TextShape:
     vocabulary: int
     mlp: str
     eps: float
+    output: int
+    image_width: int | None = None
 
     def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> TextTower:
         """Build the tower with random weights."""
-        raise NotImplementedError
+        return self.tower(self, dtype=dtype, rngs=rngs)
 
     def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
         """Build one block with random weights."""
@@ -80,14 +86,16 @@ class TextTower(nnx.Module):
 
     Args:
       shape: the architecture.
-      similarity: the parameters of the comparison with images, kept in the same file.
       dtype: type of the matmuls and of their inputs and outputs inside a block; None = float32.
       rngs: for the weights.
     """
 
-    def __init__(self, shape: TextShape, similarity: Similarity, *, dtype: Dtype = None, rngs: nnx.Rngs):
+    has_bias = False  # of similarities
+
+    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.shape = shape
-        self.similarity = similarity
+        projection = None if shape.image_width is None else (shape.image_width, shape.output)
+        self.similarity = Similarity(bias=self.has_bias, projection=projection)
         normal = nnx.initializers.truncated_normal(0.02)
         self.token_embed = nnx.Param(normal(rngs.params(), (shape.vocabulary, shape.width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (shape.length, shape.width)))

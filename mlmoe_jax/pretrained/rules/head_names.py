@@ -25,42 +25,32 @@ def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
     )
 
 
-def encoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerEncoder.
+def transformer_rules(pattern: str, target: str, **attentions: str) -> tuple[Rule, ...]:
+    """Return the rules of the layers of a torch.nn.TransformerEncoder or TransformerDecoder.
 
     Args:
-      pattern: regex of the encoder's name, the prefix of its tensor names.
+      pattern: regex of the name of the encoder or decoder, the prefix of its tensor names.
       target: prefix of the parameter paths.
+      **attentions: name of an attention -> its name in the parameter paths.
     """
     pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
-        *attention_rules(rf"{pattern}\.self_attn", f"{target}/attn"),
-        *linear_rules(rf"{pattern}\.linear([12])", rf"{target}/mlp/fc\2"),
-        *norm_rules(rf"{pattern}\.norm([12])", rf"{target}/norm\2"),
-    )
-
-
-def decoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerDecoder.
-
-    Args:
-      pattern: regex of the decoder's name, the prefix of its tensor names.
-      target: prefix of the parameter paths.
-    """
-    pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
-    return (
-        *attention_rules(rf"{pattern}\.self_attn", f"{target}/self_attn"),
-        *attention_rules(rf"{pattern}\.multihead_attn", f"{target}/cross_attn"),
+        *(
+            rule
+            for name, own in attentions.items()
+            for rule in attention_rules(rf"{pattern}\.{name}", f"{target}/{own}")
+        ),
         *linear_rules(rf"{pattern}\.linear([12])", rf"{target}/mlp/fc\2"),
         *norm_rules(rf"{pattern}\.norm([123])", rf"{target}/norm\2"),
     )
 
 
+_OF_DECODER = {"self_attn": "self_attn", "multihead_attn": "cross_attn"}
 _Q2L_RULES = (
     *linear_rules("input_proj", "head/decoder/project", kernel=pointwise),
     Rule(r"query_embed\.weight", "head/decoder/queries"),
-    *encoder_rules(r"transformer\.encoder", "head/decoder/encoder"),
-    *decoder_rules(r"transformer\.decoder", "head/decoder/layers"),
+    *transformer_rules(r"transformer\.encoder", "head/decoder/encoder", self_attn="attn"),
+    *transformer_rules(r"transformer\.decoder", "head/decoder/layers", **_OF_DECODER),
     *norm_rules(r"transformer\.decoder\.norm", "head/decoder/norm"),
     Rule(r"fc\.W", "head/classifier/kernel", label_kernel),
     Rule(r"fc\.b", "head/classifier/bias", label_bias),
@@ -68,7 +58,7 @@ _Q2L_RULES = (
 _ML_DECODER_RULES = (
     *linear_rules(r"decoder\.embed_standart", "head/decoder/project"),
     Rule(r"decoder\.query_embed\.weight", "head/decoder/queries"),
-    *decoder_rules("decoder", "head/decoder/layers"),
+    *transformer_rules("decoder", "head/decoder/layers", **_OF_DECODER),
     Rule(r"decoder\.duplicate_pooling", "head/classifier/kernel"),
     Rule(r"decoder\.duplicate_pooling_bias", "head/classifier/bias"),
 )

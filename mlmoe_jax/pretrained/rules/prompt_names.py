@@ -79,91 +79,78 @@ def vpt_rules() -> tuple[Rule, ...]:
     )
 
 
-def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
-    """Return the rules of E2VPT's prompt keys and values.
+def _key_values(attention: str) -> tuple[Rule, ...]:
+    """Return the rules of E2VPT's prompt keys and values. They share one tensor per block, or each has its own.
 
     Args:
       attention: regex of the attention layer's name, with the block as its group.
-      shared: whether keys and values share one tensor per block; otherwise each has its own tensor.
     """
     name = rf"{attention}\.deep_QKV_embeddings"
-    together = Rule(name, "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
-    keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", index=(r"\1", 1))
-    return (together,) if shared else (keys, values)
+    keys = Rule(f"{name}(?:_K)?", "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
+    return keys, replace(keys, pattern=f"{name}_V", index=(r"\1", 1))
 
 
+_PROJECTION = linear_rules("prompt_proj", "prompts/projection")
 _MASKS = (
     Rule("prompt_soft_tokens_mask_cls_token", "prompts/token_mask"),
     Rule("prompt_soft_tokens_pieces_mask_cls_token", "prompts/segment_mask"),
 )
-_SHALLOW = (Rule("prompt_embeddings", "prompts/shallow", token_set), *linear_rules("prompt_proj", "prompts/projection"))
+_SHALLOW = (Rule("prompt_embeddings", "prompts/shallow", token_set), *_PROJECTION)
 _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"))
 
 
-def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, required: str = "") -> Layout:
-    """Return the layout of an encoder with a linear head, in the code of VPT, GateVPT and E2VPT.
-
-    The tensor names of the encoder begin with `outer` + `inner`.
+def _layouts(
+    end: str,
+    prefix: str,
+    backbone: tuple[Rule, ...],
+    attention: str,
+    *,
+    shallow: tuple[Rule, ...] = _SHALLOW,
+    marker: str = "prompt_embeddings",
+    required: tuple[str, ...] = (),
+) -> tuple[Layout, Layout]:
+    """Return the layouts of an encoder with deep and with shallow prompts, in the code of VPT, GateVPT and E2VPT.
 
     Args:
-      name: name of the layout.
-      outer: prefix of the encoder in a model whose head is outside the encoder; "" for an encoder with its own head.
-      inner: prefix inside the encoder. All names of the encoder have it, except the names of the encoder's own head.
-      marker: name of the tensor that identifies the layout, without both prefixes.
-      rules: the rules of the encoder, without both prefixes.
-      required: name of another tensor that the file must have, without both prefixes; "" if there is none.
+      end: the end of the names of the layouts.
+      prefix: prefix of all names of the encoder, except the names of its head.
+      backbone: the rules of the backbone, without the prefix, as of all arguments below.
+      attention: regex of the name of an attention layer, with the block as its group.
+      shallow: the rules of shallow prompts.
+      marker: name of the tensor that identifies the layout of shallow prompts.
+      required: names of other tensors that a file must have.
     """
-    encoder = nest(rules, f"{outer}{inner}".replace(".", r"\."), "")
+    backbone = nest(backbone, "", "backbone/")
+    deep = (*_deep_prompts(), *_PROJECTION, *_MASKS, *_key_values(attention))
     head = linear_rules(r"head(?:\.last_layer)?", "head/classifier")
     # Masks that are missing in a file keep their initial value 1.
-    optional, ignored = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
-    names = (f"{outer}{inner}{required}",) if required else ()
-    marker = f"{outer}{inner}{marker}"
-    return Layout(name, marker, (*encoder, *head), optional=optional, ignored_for_backbone=ignored, required=names)
+    common = {"optional": (r"prompts/(?:token|segment)_mask",), "ignored_for_backbone": (r"head\..*",)}
+    common["required"] = tuple(f"{prefix}{name}" for name in required)
+    pattern = prefix.replace(".", r"\.")
+
+    def layout(name: str, marker: str, prompts: tuple[Rule, ...]) -> Layout:
+        rules = (*nest((*backbone, *prompts), pattern, ""), *head)
+        return Layout(f"{name}{end}", f"{prefix}{marker}", rules, **common)
+
+    return layout("vpt_deep", "deep_prompt_embeddings", deep), layout("vpt_shallow", marker, shallow)
 
 
-def _supervised(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of the VPT and E2VPT code for the ViT that is pretrained with labels.
-
-    The layout `vpt` is without prompts. `outer`: see `_layout`.
-    """
-    backbone, attention = nest(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
-    deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
-    keys = "encoder.layer.0.attn.deep_QKV_embeddings"
-    prefixes = (outer, "transformer.")
-    return (
-        _layout("e2vpt_unshared", *prefixes, f"{keys}_K", (*deep, *_key_values(attention, shared=False))),
-        _layout("e2vpt", *prefixes, keys, (*deep, *_key_values(attention, shared=True))),
-        _layout("vpt_deep", *prefixes, "deep_prompt_embeddings", deep),
-        _layout("vpt_shallow", *prefixes, "prompt_embeddings", (*backbone, *_SHALLOW)),
-        _layout("vpt", *prefixes, "encoder.encoder_norm.weight", backbone),
-    )
-
-
-def _self_supervised(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of the VPT, E2VPT and GateVPT code for MAE and MoCo v3, whose tensors have timm's names.
+def _all_layouts(outer: str) -> tuple[Layout, ...]:
+    """Return the layouts of all encoders.
 
     On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
-    `outer`: see `_layout`.
+
+    Args:
+      outer: prefix of the encoder in a model whose head is outside the encoder; "" for an encoder with its own head.
     """
-    backbone, attention = nest(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
-    prompts = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)
-    keys, key_values = "blocks.0.attn.deep_QKV_embeddings", _key_values(attention, shared=True)
-    mae, on_mae = nest(timm_rules(norm_name="fc_norm"), "", "backbone/"), {"required": "fc_norm.weight"}
+    labeled, timm = r"encoder\.layer\.(\d+)\.attn", r"blocks\.(\d+)\.attn"
+    on_mae, gated = timm_rules(norm_name="fc_norm"), (*_SHALLOW, *_GATES)
     return (
-        _layout("e2vpt_mae", outer, "", keys, (*mae, *prompts, *key_values), **on_mae),
-        _layout("vpt_deep_mae", outer, "", "deep_prompt_embeddings", (*mae, *prompts), **on_mae),
-        _layout("e2vpt_timm", outer, "", keys, (*backbone, *prompts, *key_values)),
-        _layout("vpt_deep_timm", outer, "", "deep_prompt_embeddings", (*backbone, *prompts)),
-        _layout("gate_vpt", outer, "", "gate_logit", (*backbone, *_SHALLOW, *_GATES)),
-        _layout("vpt_shallow_mae", outer, "", "prompt_embeddings", (*mae, *_SHALLOW), **on_mae),
-        _layout("vpt_shallow_timm", outer, "", "prompt_embeddings", (*backbone, *_SHALLOW, *_GATES)),
+        # The ViT that is pretrained with labels, perhaps without prompts.
+        *_layouts("", f"{outer}transformer.", vpt_rules(), labeled, marker="encoder.encoder_norm.weight"),
+        *_layouts("_mae", outer, on_mae, timm, required=("fc_norm.weight",)),
+        *_layouts("_timm", outer, timm_rules(), timm, shallow=gated),
     )
 
 
-# Prefixes of an encoder that is stored alone, and of the encoder in a classifier.
-_ENCODERS = ("", "enc.")
-PROMPT_LAYOUTS = (
-    *(ML_VPT_DINOV2, ML_VPT),
-    *(source for outer in _ENCODERS for source in (*_supervised(outer), *_self_supervised(outer))),
-)
+PROMPT_LAYOUTS = (ML_VPT_DINOV2, ML_VPT, *_all_layouts(""), *_all_layouts("enc."))

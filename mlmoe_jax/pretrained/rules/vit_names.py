@@ -153,12 +153,9 @@ TIMM_REGISTERS = Layout(
 )
 # The whole autoencoder. Its mask token belongs to the decoder.
 MAE = Layout("mae", "decoder_embed.weight", timm_rules(mask_token=False), ("mask_token", r"decoder_.*"))
-HUGGING_FACE_DINOV2 = Layout(
-    "hugging_face_dinov2", "encoder.layer.0.norm1.weight", _hugging_face(), (r"classifier\..*",)
-)
-HUGGING_FACE_VIT = Layout(
+HUGGING_FACE_VIT = Layout(  # also DINOv2
     "hugging_face_vit",
-    "encoder.layer.0.layernorm_before.weight",
+    "encoder.layer.0.attention.attention.query.weight",
     _hugging_face(),
     (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
 )
@@ -364,5 +361,5 @@ SIGLIP = Layout(
 
 VIT_LAYOUTS = (
     *(HUGGING_FACE_DINOV3, ORIGINAL_DINOV3, SIGLIP, HUGGING_FACE_CLIP, OPENCLIP),
-    *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG, TIPS_SCENIC),
+    *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_VIT, AUGREG, TIPS_SCENIC),
 )

@@ -84,7 +84,7 @@ def test_no_other_server_is_asked(address):
     with site() as (server, log):
         _, error = TaskImages("", server, 1000)._read(address.format(host=server.removeprefix("http://")))
     assert not log
-    assert str(error).endswith(f"it is not on the server {server}")
+    assert str(error).endswith(f"is not on the server {server}")
 
 
 def test_only_redirects_within_the_server_are_followed_and_a_large_answer_is_cut(monkeypatch):
@@ -94,7 +94,7 @@ def test_only_redirects_within_the_server_are_followed_and_a_large_answer_is_cut
         with site({path: RedirectResponse(place) for path, place in places.items()}) as (server, _):
             images = TaskImages("", server, 1000)
             assert images.read("/here") == RED
-            assert "it redirects to another server" in str(images._read("/there")[1])
+            assert "it redirects to http://127.0.0.1, which is not on the server" in str(images._read("/there")[1])
             assert "it has more than 10 bytes" in str(TaskImages("", server, 10)._read("/here")[1])
     assert not log
 
