@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data import randaugment, transforms
-from mlmoe_jax.data.images import BadImage, Decoding, Images, open_image
+from mlmoe_jax.data.decoding import BadImage, Decoding, open_image
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.randaugment import Policy
 
 CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop

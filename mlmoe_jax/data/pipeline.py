@@ -27,8 +27,8 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

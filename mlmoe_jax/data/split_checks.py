@@ -10,7 +10,8 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.data.images import BRIGHTEST, BadImage, Decoding, Images
+from mlmoe_jax.data.decoding import BRIGHTEST, BadImage, Decoding
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.names import doubtful_names, is_no_value
 from mlmoe_jax.data.split import Split

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.features import FeatureTable, Kinds, open_feature_table
-from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess

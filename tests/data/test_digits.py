@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from mlmoe_jax.data.images import read_image
+from mlmoe_jax.data.decoding import read_image
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.digits import SCENES, SINGLES, open_scenes, open_single
 

@@ -19,8 +19,9 @@ from helpers.tables import data_settings
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import pipeline
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage, Decoding, Images
+from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.pipeline import (
     Readers,

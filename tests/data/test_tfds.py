@@ -16,7 +16,7 @@ from helpers.refusals import CUT, EMPTY, GONE, Refusal, each
 from helpers.tables import listed, opened, widths
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 
 NAMES = ["cat", "cow", "dog"]
 # per image: the present classes, and the difficult ones

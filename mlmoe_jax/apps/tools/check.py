@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
+from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.image_search import find_unlisted
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles
+from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import find_root, open_splits

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status

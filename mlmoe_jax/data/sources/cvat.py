@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import read_size
+from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, note_empty

@@ -36,7 +36,8 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
+from mlmoe_jax.data.decoding import STRICT, Decoding
+from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import cache_folder

@@ -28,7 +28,8 @@ from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 from filelock import FileLock
 
-from mlmoe_jax.data.images import BadImage, EncodedImages
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.image_search import list_files
-from mlmoe_jax.data.images import is_image
+from mlmoe_jax.data.image_search import is_image, list_files
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow

@@ -15,7 +15,8 @@ from helpers.packing import SIZES, assert_same_split, config_of, files_of, smoot
 from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
-from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, read_manifest, verify
 from mlmoe_jax.data.split import Split
