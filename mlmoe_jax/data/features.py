@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,19 +55,17 @@ class FeatureTable:
         """The number of images per part. The last part may have fewer images."""
         return max(1, PART_BYTES // self.row_bytes)
 
-    def missing(self) -> list[int]:
-        """Return the indices of the parts that are not in the cache and must be computed."""
+    def missing(self, is_readable: Callable[[int], bool] = lambda row: False) -> list[int]:
+        """Return the indices of the parts that must be computed.
+
+        They are not in the cache, or `is_readable` is True for the row of an image that could not be read before.
+        """
+
+        def is_stale(part: int) -> bool:
+            return any(map(is_readable, self.list_rows(part)[~self._open(part, READ)].tolist()))
+
         parts = range(math.ceil(self.rows / self.part_rows))
-        return [part for part in parts if not self._file(part, READ).exists()]
-
-    def unread(self) -> list[int]:
-        """Return the rows of the images that could not be read when the features of their part were computed."""
-        stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
-        return [row for part in sorted(stored) for row in self.list_rows(part)[~self._open(part, READ)].tolist()]
-
-    def find_parts(self, rows: Sequence[int]) -> list[int]:
-        """Return the sorted indices of the parts that contain the images `rows`."""
-        return sorted({int(row) // self.part_rows for row in rows})
+        return [part for part in parts if not self._file(part, READ).exists() or is_stale(part)]
 
     def list_rows(self, part: int) -> np.ndarray:
         """Return the rows i64[n] of the n images in a part."""

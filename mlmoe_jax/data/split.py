@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
@@ -41,7 +42,7 @@ class Split:
       images: the images.
       groups: name of each image's group, such as the patient, or "" for a group of its own. None means that the data
         has no groups. The images of a group should not be in two splits.
-      missing: the images that were left out because they have no file; None if no image was left out.
+      missing: the images that were left out because they have no file; None if all have one.
       features: cached features that replace the images in batches; None if batches contain images.
       tree: the label tree of `data.tree`. The labels are consistent with it.
       contradictions: bool[N,2], where the original labels contradicted the tree, see `LabelTree.close`. None without a
@@ -55,7 +56,7 @@ class Split:
     ids: Sequence[str]
     images: Images
     groups: Sequence[str] | None = None
-    missing: Split | None = None
+    missing: SkippedImages | None = None
     features: FeatureTable | None = None
     tree: LabelTree = INDEPENDENT
     contradictions: np.ndarray | None = None
@@ -105,16 +106,13 @@ class Split:
         return replace(self, labels=labels, tree=tree, contradictions=contradictions)
 
     def without_missing(self) -> Split:
-        """Return the split without the images that have no file.
-
-        These images become the attribute `missing` of the result.
-        """
+        """Return the split without the images that have no file, which become the attribute `missing` of the result."""
         absent = self.images.missing()
         if not len(absent):
             return self
         present = np.setdiff1d(np.arange(len(self)), absent)
         kept = self.take(present, self.name).leave_out("with no file", [self.ids[int(row)] for row in absent])
-        return replace(kept, missing=self.take(absent, self.name))
+        return replace(kept, missing=SkippedImages(self.take(absent, self.name), range(len(absent))))
 
     def leave_out(self, reason: str, images: Sequence[str]) -> Split:
         """Return the split with an account in which images that it no longer has are left out for a reason."""
@@ -135,3 +133,38 @@ class Split:
                     f"split {self.name} has the label {name!r}, with a line break or another character that is not "
                     "printable; rename it"
                 )
+
+
+class SkippedImages:
+    """The images of a split that are not used, because they have no file or could not be read.
+
+    Attributes:
+      split: the split.
+      rows: the rows of the images.
+    """
+
+    def __init__(self, split: Split, rows: Iterable[int] = ()):
+        self.split, self.rows = split, set(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def watch(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the batches unchanged, and add the images that were skipped in them."""
+        for batch in batches:
+            skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
+            self.rows.update(batch["id"][skipped].tolist())
+            yield batch
+
+    def everywhere(self) -> SkippedImages:
+        """Return the images that were skipped by any process. All processes must call this method."""
+        return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
+
+    def table(self) -> list[list[str]]:
+        """Return a list of [split, id, reason], also of the images that the split left out for having no file.
+
+        Each image is read again to find the reason.
+        """
+        split, later = self.split, "it could not be read before, but now it can"
+        table = [[split.name, str(split.ids[row]), split.images.problem(row) or later] for row in sorted(self.rows)]
+        return table + split.missing.table() if split.missing else table

@@ -56,7 +56,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     for split in splits:
         missing = len(split.missing or ())
         if missing > len(split):
-            where = split.missing.images.name(0)
+            where = split.missing.split.images.name(0)
             raise UserError(
                 f"{missing:,} of the {missing + len(split):,} images of split {split.name} have no file, the first is "
                 f"{where}; correct data.root, data.images or the paths in the table"

@@ -25,7 +25,6 @@ from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.pipeline import (
     Readers,
-    SkippedImages,
     _Examples,
     build_loader,
     plan_for_few_images,
@@ -33,7 +32,7 @@ from mlmoe_jax.data.pipeline import (
     steps_per_epoch,
 )
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import workers
 from mlmoe_jax.runtime.files import MIB
