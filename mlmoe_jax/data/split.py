@@ -11,8 +11,8 @@ import numpy as np
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.names import require_names
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 
 if TYPE_CHECKING:
@@ -127,12 +127,7 @@ class Split:
                 f"split {self.name}: {lengths} ids, images and groups, {len(self.classes)} classes and labels of shape "
                 f"{self.labels.shape} do not fit together"
             )
-        for name in self.classes:  # lines of labels.txt, and cells of tables
-            if not name.isprintable():
-                raise UserError(
-                    f"split {self.name} has the label {name!r}, with a line break or another character that is not "
-                    "printable; rename it"
-                )
+        require_names(self.classes, f"split {self.name}")
 
 
 class SkippedImages:

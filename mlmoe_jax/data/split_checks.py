@@ -13,7 +13,7 @@ from PIL import Image
 from mlmoe_jax.data.decoding import BRIGHTEST, BadImage, Decoding
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import doubtful_names, is_no_value
+from mlmoe_jax.data.names import doubtful_names, is_no_value
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.names import SEPARATORS, label_key, names_joined_by
+from mlmoe_jax.data.names import SEPARATORS, find_variants, names_joined_by
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
@@ -108,18 +108,15 @@ def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]
 
 def _variants(labels: LabelCounts) -> Mistakes:
     """Yield each label that differs from a more frequent label only in case, spaces, hyphens, underscores or .0."""
-    groups = defaultdict(list)
-    for k, name in enumerate(labels.names):
-        if labels.counts[k]:
-            groups[label_key(name)].append(k)
-    for group in groups.values():
+    for group in find_variants(labels.names):
         main, *others = sorted(group, key=lambda k: -labels.counts[k])
         for k in others:
-            yield (
-                {k},
-                f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens, "
-                f"underscores or .0; write '{labels.names[main]}' there if they are the same",
-            )
+            if labels.counts[k]:
+                yield (
+                    {k},
+                    f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens, "
+                    f"underscores or .0; write '{labels.names[main]}' there if they are the same",
+                )
 
 
 def _joined_names(labels: LabelCounts, separator: str | None) -> Mistakes:

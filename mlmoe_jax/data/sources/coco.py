@@ -30,8 +30,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, first_repeated, note_empty, validated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, note_empty, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage

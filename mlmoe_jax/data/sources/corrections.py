@@ -20,8 +20,8 @@ import os
 from dataclasses import replace
 from typing import NamedTuple
 
+from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
-from mlmoe_jax.data.sources.rows import first_repeated
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage

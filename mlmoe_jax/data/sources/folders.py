@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import split_key
+from mlmoe_jax.data.names import split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split

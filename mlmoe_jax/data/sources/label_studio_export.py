@@ -21,8 +21,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.names import find_name
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError

@@ -16,8 +16,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.names import is_no_value
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.names import is_no_value
 from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split

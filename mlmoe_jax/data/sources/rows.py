@@ -6,10 +6,10 @@ import difflib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int8
@@ -17,13 +17,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
-from mlmoe_jax.data.sources.names import label_problem, split_key
+from mlmoe_jax.data.names import label_problem, require_names, split_key
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
-_Name = TypeVar("_Name", bound=Hashable)
 # (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
 # file lists them
 ReadRows = Callable[
@@ -214,8 +213,7 @@ class _Selection:
     def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
         self.listing, self.usage = listing, usage
         self.classes = None if classes is None else tuple(compose(name).strip() for name in classes)
-        if repeated := first_repeated(self.classes or ()):
-            raise UserError(f"{listing.path} names the class '{repeated}' twice")
+        require_names(self.classes or (), listing.path)
         self.parts: dict[str | None, _Part] = {}
         self.unlabeled = 0
         self.labels = list(self.classes or ())
@@ -446,13 +444,3 @@ def note_empty(rows: Iterable[ImageRow], usage: Usage) -> None:
     if empty := [row.image for row in rows if not row.labels]:
         count = quantity(len(empty), "image")
         usage.notes.append(f"has {count} without an annotation, whose labels are all negative: {abbreviate(empty, 3)}")
-
-
-def first_repeated(names: Iterable[_Name]) -> _Name | None:
-    """Return the first name that is equal to an earlier name; None if all names are different."""
-    seen: set[_Name] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

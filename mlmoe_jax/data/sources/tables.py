@@ -49,9 +49,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.names import find_name
+from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
