@@ -32,10 +32,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, note_empty, validated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Listing, Rows, note_empty, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
 COCO_FILES = Published(
@@ -75,11 +74,9 @@ def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     return rows, list(names.values())
 
 
-def _read_own(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[list[ImageRow], list[str]]:
-    rows, categories = read_instances(path)
-    note_empty(rows, usage)
+def _read_own(given: LabelInput) -> Rows:
+    rows, categories = read_instances(given.path)
+    note_empty(rows, given.usage)
     return rows, categories
 
 

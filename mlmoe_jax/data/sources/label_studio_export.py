@@ -23,7 +23,7 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Rows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -57,10 +57,8 @@ def read_address(address: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[list[ImageRow], None]:
-    control, key = data_config.label_column, data_config.image_column
+def _read(given: LabelInput) -> Rows:
+    path, control, key = given.path, given.config.label_column, given.config.image_column
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
     for task in json.loads(read_bytes(path)):
@@ -78,7 +76,7 @@ def _read(
     if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
         _require_control(path, control, controls)
     rows = [_make_row(image, split, annotations[image], control) for image, split in splits.items()]
-    _note_unread(usage, results, rows, control)
+    _note_unread(given.usage, results, rows, control)
     return rows, None
 
 

@@ -69,8 +69,7 @@ class Format:
 
     Attributes:
       suffix: suffix of the file; "" if the format is a folder.
-      read: (file or folder, `config.data`, folder of the images, known classes or None, account of the file) -> (rows,
-        label names). The label names are None if the format does not list them.
+      read: input -> (rows, label names). The label names are None if the format does not list them.
       write: (file, entries) -> sentence. It writes the entries. The sentence tells the user about further files; "" if
         there are none.
       require: raises UserError if the format cannot represent the names of the labels or images of a file.

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import is_no_value
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, validated
+from mlmoe_jax.data.sources.rows import LabelInput, ListedImages, Listing, ReadRows, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -61,7 +61,7 @@ def open_own_images(
     )
     usage = Usage(f"{path}", "image")
     with damage_explained(path):
-        rows, own_classes = read_rows(path, data_config, folder, classes, usage)
+        rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
         listed = validated(rows, listing, classes or own_classes, usage)
     if data_config.group_column and listed.groups is None:
         raise UserError(

@@ -23,11 +23,6 @@ from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
-# (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
-# file lists them
-ReadRows = Callable[
-    [Path, ConfigDict, Path, Sequence[str] | None, Usage], tuple[Iterable["ImageRow"], Sequence[str] | None]
-]
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 SHOWN_SPLITS = 8  # names of splits that are not used, which the account counts one by one
 
@@ -79,6 +74,28 @@ class ImageRow(NamedTuple):
             labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
         default = NEGATIVE if NEGATIVE in (self.other_labels, other.other_labels) else self.other_labels
         return self._replace(labels=labels, other_labels=default, group=self.group or other.group)
+
+
+class LabelInput(NamedTuple):
+    """A file or folder of labels to read.
+
+    Attributes:
+      path: the file or folder.
+      config: `config.data`.
+      folder: the folder of the images.
+      classes: the known classes; None if the file should list them.
+      usage: the account of the file.
+    """
+
+    path: Path
+    config: ConfigDict
+    folder: Path
+    classes: Sequence[str] | None
+    usage: Usage
+
+
+Rows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
+ReadRows = Callable[[LabelInput], Rows]
 
 
 @dataclass(frozen=True)
