@@ -174,6 +174,10 @@ class ImageFiles(EncodedImages):
         lines = [self.lines[row] for row in rows] if self.lines else ()
         return ImageFiles(self.folder, [self.names[row] for row in rows], self.table, lines)
 
+    def with_names(self, names: Sequence[str]) -> ImageFiles:
+        """Return the images with other paths of their files."""
+        return ImageFiles(self.folder, names, self.table, self.lines)
+
     def missing(self) -> np.ndarray:
         files = [os.path.split(name) for name in self.names]
         existing = {}

@@ -1,4 +1,4 @@
-"""From the rows of a source to the images and labels of a split, with one check for all sources."""
+"""From the rows of a source to a split, with one check for all sources."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,17 +106,17 @@ class Listing:
     Attributes:
       path: the file or folder.
       split: name of the split to open.
+      folder: the folder of the images, to which their paths are relative.
       train_split: name of the split of all rows if no row names a split. "" means that all rows of the file belong to
         the split to open, even if they name another split.
       splits: names of all splits that are used.
-      folder: the folder of the images as an absolute path with / at its end. It is removed from the paths of images.
     """
 
     path: str | os.PathLike
     split: str
+    folder: str | os.PathLike
     train_split: str = ""
     splits: Sequence[str] = ()
-    folder: str = ""
 
     def find_split(self, name: str) -> str | None:
         """Return the element of `splits` that `name` names in any usual spelling, see `split_key`; None without one."""
@@ -131,58 +132,24 @@ class Listing:
         """
         return f"{self.path} line {number}" if number else f"{self.path}"
 
+    @cached_property
+    def _start(self) -> str:
+        return f"{Path(self.folder).absolute()}".rstrip("/") + "/"
+
     def image_path(self, image: str) -> str:
-        """Return the path of an image without parts such as ./ and dir/../, with single forward slashes."""
+        """Return the path of an image below the folder, without parts such as ./ and dir/../, with single slashes."""
         if "\\" in image or "./" in image or "//" in image:
             image = os.path.normpath(image.replace("\\", "/"))
-        return image.removeprefix(self.folder)
+        return image.removeprefix(self._start)
 
 
-@dataclass(frozen=True)
-class ListedImages:
-    """The N images of a split, with labels of K classes.
-
-    Attributes:
-      listing: the file that lists the images.
-      classes: names of the classes.
-      images: path of each image.
-      labels: label codes i8[N,K].
-      groups: name of each image's group, or "" for a group of its own. None if no image has a named group.
-      lines: line number of each image in the table; empty if the file does not have one line per image.
-      usage: the account of the file.
-    """
-
-    listing: Listing
-    classes: tuple[str, ...]
-    images: list[str]
-    labels: Int8[np.ndarray, "n k"]
-    groups: list[str] | None
-    lines: Sequence[int]
-    usage: Usage
-
-    def to_split(
-        self, folder: str | os.PathLike, files: Sequence[str] | None = None, ids: Sequence[str] | None = None
-    ) -> Split:
-        """Return these images as a split.
-
-        Args:
-          folder: folder of the image files.
-          files: paths of the image files relative to the folder; None means `images`.
-          ids: names of the images in the split; None means `images`.
-        """
-        table = os.path.basename(self.listing.path)
-        images = ImageFiles(folder, self.images if files is None else files, table, self.lines)
-        ids = self.images if ids is None else ids
-        return Split(self.listing.split, self.classes, self.labels, ids, images, self.groups, usage=(self.usage,))
-
-
-def validated(
+def select_split(
     rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
-) -> ListedImages:
-    """Check the rows of a source, and return the images of one split.
+) -> Split:
+    """Check the rows of a source, and return one split, in the order of the rows. Ids are the paths of the images.
 
     Args:
-      rows: the rows of all splits, in the order of the images.
+      rows: the rows of all splits.
       listing: the file that lists the images, and the split to open.
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
       usage: the account of the file, to which the rows are added; None begins an account.
@@ -390,12 +357,12 @@ class _Selection:
             usage.notes.append(f"has labels in several spellings, which are merged: {abbreviate(several)}")
 
     # ------------------------------------------------------------------------------------------------------- result
-    def result(self) -> ListedImages:
-        """Return the images of the split.
+    def result(self) -> Split:
+        """Return the split.
 
         Raises UserError if there are no images, or if a label is not one of the classes.
         """
-        path = self.listing.path
+        listing, path = self.listing, self.listing.path
         if not self.images:
             raise UserError("; it ".join([f"{path} {self._why_empty()}", *self.usage.notes]))
         if self.classes is not None and self.first_unknown:
@@ -412,7 +379,8 @@ class _Selection:
         groups = [self.groups[at] for at in live] if any(self.groups) else None
         lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
         images = [self.images[at] for at in live]
-        return ListedImages(self.listing, classes, images, self._labels(classes, live), groups, lines, self.usage)
+        files = ImageFiles(listing.folder, images, os.path.basename(path), lines)
+        return Split(listing.split, classes, self._labels(classes, live), images, files, groups, usage=(self.usage,))
 
     def _labels(self, classes: Sequence[str], live: Sequence[int]) -> Int8[np.ndarray, "n k"]:
         position = {name: k for k, name in enumerate(classes)}

@@ -53,9 +53,7 @@ NOT_FINITE = np.array([[np.nan] * 4] * 2, np.float32)
 REFUSALS = [
     of_list("an empty list", "", "contains no class names; write one class name per line"),
     of_list("a name twice", "sea\nboat\n sea\tdeep\n", "names the class 'sea' twice"),
-    of_list(
-        "descriptions without a name", "sea\n\tdeep\n", "has the label '', which is no name"
-    ),
+    of_list("descriptions without a name", "sea\n\tdeep\n", "has the label '', which is no name"),
     of_list(
         "a control character",
         "sea\x07\n",
