@@ -97,9 +97,7 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
     color is arbitrary.
 
     Args:
-      source: path of the file, or its bytes.
       name: name of the image in errors; "" uses the path or the number of bytes.
-      decoding: how the file is decoded.
 
     Raises:
       BadImage: the file is missing, not a regular file, empty, truncated or damaged. Or its format is not one of

@@ -75,7 +75,6 @@ class FeatureTable:
         """Write the features of the n images of a part to the cache.
 
         Args:
-          part: index of the part.
           features: kind -> features [n,…].
           read: bool[n], whether each image could be read.
 
@@ -133,8 +132,6 @@ def open_feature_table(
     """Return the feature cache of a split. Parts that have not been computed yet are listed by `missing`.
 
     Args:
-      images: the images of the split.
-      ids: the names of the images.
       kinds: name -> (shape, dtype) of the features of one image.
       stored: the dtype in the files, float32 or float16.
       settings: all other settings that the features depend on. Other settings use another folder of the cache.

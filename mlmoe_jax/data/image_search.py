@@ -92,8 +92,6 @@ def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str]
     above them, and folders that cannot be read.
 
     Args:
-      folder: the folder.
-      usage: the account of the folder.
       without: names of files and folders directly in `folder` that are neither listed nor counted.
     """
     files: list[str] = []
@@ -154,7 +152,6 @@ def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> lis
     Only files of equal size are read, from most of them the last bytes.
 
     Args:
-      folder: the folder of the files.
       kinds: path relative to the folder -> kind of the file, such as its class. Groups are in the order of the paths.
     """
     groups = [list(kinds)]

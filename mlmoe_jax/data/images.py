@@ -6,7 +6,7 @@ import abc
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,12 +75,6 @@ class Images(abc.ABC):
     def take(self, rows: np.ndarray) -> Images:
         """Return the images with the row numbers `rows`, i64[n], in that order."""
         return _Subset(self, rows)
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self.read(row)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.read(row) for row in range(len(self)))
 
 
 @dataclass(eq=False)

@@ -142,10 +142,8 @@ def build_loader(
     Args:
       data_config: `config.data`. If `threads` or `workers` is `auto`, `plan_readers` chooses it. The batches do not
         depend on `threads` and `workers`.
-      split: the split.
       batch_size: number of images in a global batch.
       augment: `config.augment` for training, None for evaluation.
-      seed: seed of shuffling and augmentation.
       first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
       process: (index of this process, number of processes).
@@ -197,8 +195,6 @@ def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Reader
     Cached features are read by threads of this process only, because they are in its memory.
 
     Args:
-      split: the split.
-      data_config: `config.data`.
       share: number of images of each batch that this process reads.
     """
     if split.features is not None:

@@ -23,7 +23,6 @@ def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str
     """Return the name of each image's unit: its group, or the image itself if it has no group.
 
     Args:
-      ids: the name of each image.
       groups: the name of each image's group, "" for none; None means that the data has no groups.
     """
     return ids if groups is None else [group or name for name, group in zip(ids, groups, strict=True)]

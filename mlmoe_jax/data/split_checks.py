@@ -29,12 +29,7 @@ _DARK_BITS = 2  # 16-bit grayscale images are dark if they leave as many of thei
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
     """Check that all processes have the same splits. All of them must call this function.
 
-    Args:
-      name: name of the data set, for the error.
-      splits: the splits.
-
-    Raises:
-      UserError: the processes have different images, labels or groups.
+    Raises UserError if the processes have different images, labels or groups.
     """
     facts = {split.name: [len(split), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
@@ -73,9 +68,7 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
     """Read at most SAMPLE images, evenly spaced, and log a warning if their 16-bit grayscale values use few bits.
 
     Args:
-      images: the images.
       name: what they are, for the warning.
-      decoding: the settings of the decoder.
 
     Returns:
       The number of images, and the reasons why some of them cannot be read.
@@ -102,7 +95,6 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """Check the labels and ids of splits, and what of the input they do not use. No image is read.
 
     Args:
-      train: the split for training.
       others: the splits for validation and test. Splits of equal names are checked once.
 
     Returns:
@@ -159,7 +151,6 @@ def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
     """Return sentences about labels of doubtful names, and of no or only positive images.
 
     Args:
-      train: the split for training.
       others: the splits that are evaluated. A label that `train` has and that they do not have cannot be measured.
     """
     counts = count_codes(train, POSITIVE)

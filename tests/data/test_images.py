@@ -165,7 +165,7 @@ def test_a_name_is_found_composed_and_decomposed(tmp_path):
         Image.new("RGB", (3, 2)).save(tmp_path / folder / name)
         files = ImageFiles(tmp_path, [given, "\xe9/no.png"])
         assert files.missing().tolist() == [1]
-        assert files[0].shape == (2, 3, 3)
+        assert files.read(0).shape == (2, 3, 3)
         assert files.stamp(0) == ImageFiles(tmp_path, [f"{folder}/{name}"]).stamp(0)
         assert read_size(tmp_path / given) == (3, 2)
         assert files.name(0) == f"{tmp_path}/{given}", "as it was given"

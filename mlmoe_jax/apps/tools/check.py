@@ -41,7 +41,6 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     """Open every split of `config.data`, decode its images, and return a report that can be written as JSON.
 
     Args:
-      config: the config.
       sample: the largest number of images to decode per split, evenly spaced; 0 = all.
 
     Returns:
@@ -156,12 +155,7 @@ def _damaged_files(root: str) -> list[str]:
 
 
 def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
-    """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read.
-
-    Args:
-      split: the split.
-      errors: row of an image -> the error.
-    """
+    """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read."""
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"

@@ -29,9 +29,6 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
     """Return text that says where images are listed, such as "labels.csv lines 2, 7".
 
     An image that is not listed in a table is named by its id.
-
-    Args:
-      images: pairs of a split and the row of an image in the split.
     """
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
@@ -86,7 +83,6 @@ def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]
     """Return sentences about labels that are probably mistakes. Each label is in at most one sentence.
 
     Args:
-      splits: the splits of a data set.
       separator: the value of `data.separator` if a cell of the table lists the names of several labels, "" if each
         image has a list of names, and None if the names are columns or folders.
     """

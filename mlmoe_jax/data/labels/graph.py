@@ -34,10 +34,6 @@ def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.
     """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
 
     Rows of labels without positives are 0.
-
-    Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
     """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
@@ -65,11 +61,8 @@ def label_graph(
     receives information from the labels that it implies.
 
     Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
       threshold: τ in (0, 1].
       share: p in [0, 1).
-      transpose: True for the authors' code, False for ML-GCN, eq. 8.
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
@@ -93,12 +86,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
     letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the vectors of its words that
     are in the file, as in ML-GCN. Only the necessary lines are parsed.
 
-    Args:
-      path: the text file.
-      names: the K label names.
-
-    Raises:
-      UserError: the file cannot be read or has another format, or it has none of the words of a label.
+    Raises UserError if the file cannot be read or has another format, or it has none of the words of a label.
     """
     words_by_name = [_words(name) for name in names]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
@@ -141,12 +129,6 @@ def cooccurrence_vectors(
 
     The vectors are reproducible on one machine only, because another machine may rotate eigenvectors of equal
     eigenvalues. A trained model must therefore be stored with its vectors.
-
-    Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
-      images: the number of images.
-      width: the length of a vector.
     """
     positives = np.asarray(positives, np.float64)
     occurrences = np.maximum(positives, 1)

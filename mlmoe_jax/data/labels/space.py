@@ -181,10 +181,8 @@ def compute_label_space(
     """Compute the label space from the labels of the training split. No image is read.
 
     Args:
-      train: the training split.
       data_name: name of the data set, which selects the published groups.
       model_config: `config.model`; `prompts.groups`, `prompts.num_groups` and `head.graph` are used.
-      seed: seed of the clustering.
       grouped: whether the model needs label groups. Otherwise all labels are in one group.
       vectors: whether the model needs vectors of the labels.
       name_vectors: the vectors of the names, in any order; None if the model is made without them.
@@ -221,7 +219,6 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
     """Return a label space of artificial labels, for use without a data set.
 
     Args:
-      labels: the number of labels.
       groups: the number of groups. All groups have about equally many labels.
     """
     group = (np.arange(labels) % groups).astype(np.int32)

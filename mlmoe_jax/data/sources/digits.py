@@ -108,8 +108,6 @@ def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades
     5:4114, 2014).
 
     Args:
-      random: the generator.
-      labels: bool[N,K].
       trades_per_row: the number of trades is `trades_per_row`·N.
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
@@ -147,10 +145,6 @@ BLOTCHES = tuple(
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
     """Return the part of the canvas that is within `half` pixels of `center` along both axes.
 
-    Args:
-      center: (y, x) in pixels.
-      half: half the side of the square in pixels.
-
     Returns:
       Two slices for rows and columns, and the offsets of pixel centers from `center`: y f32[h] and x f32[w].
     """
@@ -184,7 +178,6 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     """Paint one scan onto the canvas, in place, in a color with contrast.
 
     Args:
-      random: the generator.
       canvas: f32[64,64,3].
       scan: f32[8,8].
       center: (y, x) in pixels.
@@ -403,9 +396,9 @@ def write_files(out: Path) -> None:
         with open(out / f"{name}.csv", "w", newline="") as table:
             rows = csv.writer(table)
             rows.writerow(["image", "labels"])
-            for identifier, image, labels in zip(split.ids, split.images, split.labels, strict=True):
-                Image.fromarray(image).save(out / identifier)
-                rows.writerow([identifier, ";".join(DIGITS[k] for k in np.flatnonzero(labels))])
+            for row, identifier in enumerate(split.ids):
+                Image.fromarray(split.images.read(row)).save(out / identifier)
+                rows.writerow([identifier, ";".join(DIGITS[k] for k in np.flatnonzero(split.labels[row]))])
         status(f"{out / name}.csv: {len(split)} images")
 
 

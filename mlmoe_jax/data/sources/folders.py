@@ -35,8 +35,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     Classes and the images of each class are sorted by name. Ids are paths relative to `data.root`. The account of the
     training split notes the images that are in another split too.
 
-    Raises:
-      UserError: the split has no folder or no images, or a folder is not one of the classes.
+    Raises UserError if the split has no folder or no images, or a folder is not one of the classes.
     """
     root = data_folder(data_config, "the folders of classes")
     split_of_folder = _find_splits(root, split, data_config)
@@ -156,8 +155,6 @@ def _merge_copies(
     The first of the files is kept, and each further file is counted as merged.
 
     Args:
-      root: the folder of all paths.
-      split: the split of the images.
       label_of_image: path of each image of the split -> the label of its folder.
       others: paths of the images of other splits.
       usage: the account of the split. It notes the images that are merged or in another split too.

@@ -136,8 +136,6 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, 
     are marked as ground truth, all other annotations are ignored.
 
     Args:
-      image: path of the image.
-      split: name of the split, or None.
       annotations: the annotations of the image. If there are none, the image counts as not labeled.
       control: name of the <Choices> tag with the labels.
     """
@@ -215,9 +213,7 @@ def prediction(
     If no label is predicted, it is 1 minus the highest probability of a label.
 
     Args:
-      labels: the predicted labels.
       scores: label -> probability, for all labels.
-      version: name of the model.
       control: name of the <Choices> tag in the labeling configuration.
       image: name of the <Image> tag to which the choices belong.
     """

@@ -37,9 +37,6 @@ def open_own_images(
     If each split has its own folder `data.images`, ids begin with the name of the split.
 
     Args:
-      read_rows: function that reads the file.
-      data_config: `config.data`.
-      split: name of the split.
       classes: the ordered class names, used if `data.classes` is empty. None means the classes that the file lists, or
         all labels in the file, sorted by name.
 

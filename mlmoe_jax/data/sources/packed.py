@@ -123,7 +123,6 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
 
     Args:
       root: local folder, or address such as gs://, of the packed data set.
-      split: name of the split.
 
     Raises:
       UserError: `root` is not a packed data set, the split is unknown, or the labels are damaged.

@@ -150,8 +150,8 @@ def read_csv(given: LabelInput) -> Rows:
 
     The classes are None if the table has one column with label names.
 
-    Raises:
-      UserError: a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the rows.
+    Raises UserError if a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the
+    rows.
     """
     path, config = given.path, given.config
     with open_text(path) as file:

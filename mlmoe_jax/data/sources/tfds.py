@@ -157,12 +157,6 @@ def _class_label(feature):
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
     """Read the labels and the ids of all N images of a data source.
 
-    Args:
-      source: the data source.
-      label_key: the feature that contains the labels.
-      count: the number of labels.
-      features: the features of the data set.
-
     Returns:
       labels: label codes i8[N,count].
       ids: the ids of the images; [] if no feature contains them.
