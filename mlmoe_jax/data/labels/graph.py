@@ -24,6 +24,7 @@ COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plan
 # The standard deviation of the numbers in GloVe's 300-dimensional vectors of the COCO label names.
 GLOVE_DEVIATION = 0.377
 _PARTS = re.compile(r"[^\W_]+")
+_THRESHOLD, _WEIGHT = 0.4, 0.25  # of an edge, and of the neighbors of a label together
 _EPSILON = 1e-6  # as in the authors' code, for labels without edges
 
 Counts = Num[np.ndarray, "k k"]  # the number of images with both labels, with a zero diagonal
@@ -39,37 +40,23 @@ def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
 
 
-def label_graph(
-    counts: Counts, positives: Positives, *, threshold: float = 0.4, share: float = 0.2, transpose: bool = True
-) -> Float[np.ndarray, "k k"]:
+def label_graph(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
     """Return the normalized adjacency matrix Ā, f[K,K], of the layers H ← act(Ā H W) in ML-GCN.
 
-    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (ML-GCN, eq. 7). The neighbors of a
-    label have the total weight `share`, and the label itself has the weight 1 − share (ML-GCN, eq. 8). The scale of the
-    weights cancels in Ā. Therefore the authors' weight 0.25 with a diagonal of 1 equals share = 0.2. Without edges, Ā
-    is the identity.
+    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ 0.4 (ML-GCN, eq. 7). The neighbors of a label
+    have a quarter of its own weight, which is a share of 0.2 (ML-GCN, eq. 8). Without edges, Ā is the identity. As in
+    the authors' code,
 
-    transpose=True follows the authors' code:
-
-        W = share/(1 − share)·B/(column sums of B + 1e-6) + I
+        W = 0.25·B/(column sums of B + 1e-6) + I
         Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2)
 
     A label receives information from the labels that imply it (`person` from 55 of the 80 labels of COCO). The weights
-    are normalized by column sums, but the degrees are row sums.
-
-    transpose=False follows ML-GCN, eq. 8: W is normalized by the row sums of B, and Ā = diag(d) W diag(d). A label
-    receives information from the labels that it implies.
-
-    Args:
-      threshold: τ in (0, 1].
-      share: p in [0, 1).
+    are normalized by column sums, but the degrees are row sums. Eq. 8 of the paper has row sums, and no transpose.
     """
-    edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
-    degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
-    weights = share / (1 - share) * edges / (degree + _EPSILON) + np.eye(len(edges))
+    edges = (conditional_probabilities(counts, positives) >= _THRESHOLD).astype(np.float64)
+    weights = _WEIGHT * edges / (edges.sum(axis=0) + _EPSILON) + np.eye(len(edges))
     scale = weights.sum(axis=1) ** -0.5
-    directed = weights.T if transpose else weights
-    return (scale[:, None] * directed * scale).astype(np.float32)
+    return (scale[:, None] * weights.T * scale).astype(np.float32)
 
 
 def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:

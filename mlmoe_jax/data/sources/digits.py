@@ -55,6 +55,7 @@ COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
 EXCLUSIVE = (frozenset({2, 5, 8}), frozenset({0, 1, 4}))
 SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
+TRADES_PER_ROW = 10
 
 
 # ---------------------------------------------------------------------------------------------------- source scans
@@ -100,18 +101,15 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
     return labels
 
 
-def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
+def break_correlations(random: np.random.RandomState, labels: np.ndarray) -> np.ndarray:
     """Return a random binary matrix with the row sums and the column sums of `labels`, bool[N,K] (Curveball trades).
 
     A trade chooses two random rows and the labels that only one of the two rows has. It redistributes these labels at
     random between the two rows, such that each row keeps its number of labels (Strona et al., Nature Communications
-    5:4114, 2014).
-
-    Args:
-      trades_per_row: the number of trades is `trades_per_row`·N.
+    5:4114, 2014). There are TRADES_PER_ROW·N trades.
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
-    for _ in range(trades_per_row * len(sets)):
+    for _ in range(TRADES_PER_ROW * len(sets)):
         first = random.randint(len(sets))
         second = (first + 1 + random.randint(len(sets) - 1)) % len(sets)
         only_first, only_second = sets[first] - sets[second], sets[second] - sets[first]

@@ -34,7 +34,7 @@ class ImageRow(NamedTuple):
     Attributes:
       image: path of the image.
       labels: label -> code; None if nobody has labeled the image.
-      other_labels: the code of all labels that are not in `labels`.
+      other_labels: the code of all labels that are not in `labels`, NEGATIVE or UNKNOWN.
       split: name of the split of the image; None or blank if the source does not assign the image to a split.
       group: name of the group of the image, such as a patient; "" if the image is a group of its own.
       line: line number of the image in a table; 0 if the file does not have one line per image.
@@ -54,10 +54,6 @@ class ImageRow(NamedTuple):
         """The line or the image, for the account of a file."""
         return f"line {self.line}" if self.line else self.image
 
-    def stated(self, label: str) -> int:
-        """Return the code that the row gives a label; UNKNOWN if the row only lists other labels."""
-        return self.labels.get(label, self.other_labels if self.is_complete else UNKNOWN)
-
     def merge(self, other: ImageRow) -> ImageRow:
         """Return this row with the labels of another row of the image.
 
@@ -67,14 +63,14 @@ class ImageRow(NamedTuple):
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
             raise ValueError("labels: some and none")
-        labels = {}
+        labels, unstated = {}, self.other_labels if self.is_complete else UNKNOWN
         for label in {**self.labels, **other.labels}:
-            codes = self.stated(label), other.stated(label)
+            codes = self.labels.get(label, unstated), other.labels.get(label, unstated)
             if codes[0] != codes[1] and UNKNOWN not in codes:
                 raise ValueError(f"label '{label}': {codes[0]} and {codes[1]}")
             labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
-        default = NEGATIVE if NEGATIVE in (self.other_labels, other.other_labels) else self.other_labels
-        return self._replace(labels=labels, other_labels=default, group=self.group or other.group)
+        others = max(self.other_labels, other.other_labels)  # NEGATIVE if one row says so, otherwise UNKNOWN
+        return self._replace(labels=labels, other_labels=others, group=self.group or other.group)
 
 
 class LabelInput(NamedTuple):

@@ -297,7 +297,7 @@ def read_columns(
     Raises UserError if there is no column of such a name.
     """
     reader = csv.reader(lines)
-    header = [name.strip() for name in next(filter(None, reader), [])]
+    header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]
     for line, cells in whole_rows(reader, header, path):
         yield line, tuple(cells[column] for column in columns)
