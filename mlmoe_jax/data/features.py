@@ -34,8 +34,6 @@ class FeatureTable:
     """A cache on disk of the backbone's features of N images, in parts of `part_rows` images.
 
     Attributes:
-      folder: the folder of the files.
-      rows: the number of images N.
       kinds: name -> (shape, dtype) of the features of one image: `cls` [D] and `patches` [h,w,D].
       stored: the dtype in the files, float32 or float16.
     """

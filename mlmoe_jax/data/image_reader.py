@@ -123,9 +123,6 @@ class ImageReader:
     """A reader of images as model inputs u8[S,S,3]. It can be pickled for worker processes.
 
     Attributes:
-      decoding: how image files are decoded.
-      geometry: resizing and cropping.
-      pixels: the transforms after resizing.
       skip: whether to return None for an image that cannot be read. Otherwise BadImage is raised.
     """
 

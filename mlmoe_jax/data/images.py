@@ -84,7 +84,6 @@ class _Subset(Images):
     `ImageFiles.take` does not need this class, because it returns another `ImageFiles`.
 
     Attributes:
-      whole: the other images.
       rows: i64[n], the selected rows.
     """
 
@@ -143,7 +142,6 @@ class ImageFiles(EncodedImages):
     """Images in files, which are opened when an image is read.
 
     Args:
-      folder: folder of the files.
       names: paths of the files, relative to the folder.
       table: name of the table that lists the images; "" if there is none.
       lines: line of each image in the table.

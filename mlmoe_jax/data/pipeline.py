@@ -217,7 +217,6 @@ class Readers:
     accelerator. On a CPU, the training step needs these cores.
 
     Attributes:
-      threads: the number of threads per process.
       workers: the number of worker processes; 0 means that the main process reads the images.
     """
 

@@ -33,12 +33,9 @@ class Split:
     """One split of a data set with N images and K labels.
 
     Attributes:
-      name: name of the split.
-      classes: names of the labels.
       labels: label codes i8[N,K]: NEGATIVE, POSITIVE, UNKNOWN or DIFFICULT. The pipeline, not the source, decides how
         UNKNOWN and DIFFICULT are treated in training.
       ids: name of each image, a path or a generated name. (`id` in a batch is the row of the image instead.)
-      images: the images.
       groups: name of each image's group, such as the patient, or "" for a group of its own. None means that the data
         has no groups. The images of a group should not be in two splits.
       missing: the images that were left out because they have no file; None if all have one.
@@ -130,12 +127,7 @@ class Split:
 
 
 class SkippedImages:
-    """The images of a split that are not used, because they have no file or could not be read.
-
-    Attributes:
-      split: the split.
-      rows: the rows of the images.
-    """
+    """The images of a split that are not used, because they have no file or could not be read."""
 
     def __init__(self, split: Split, rows: Iterable[int] = ()):
         self.split, self.rows = split, set(rows)

@@ -33,15 +33,12 @@ class LabelSpace:
     """The names of the K labels of a model, and statistics of the labels in the training split.
 
     Attributes:
-      names: the names of the labels.
       together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal. A dense array is
         converted.
       positives: i64[K], the number of training images with each label.
-      images: the number of training images.
       co_group: i32[K], the group of each label in the grouping of labels that occur together ("co" in `affinity`).
       dc_group: i32[K], the group of each label in the grouping of labels that rarely occur together ("dc").
       vectors: f32[K,d], one vector per label name; None if the model needs no vectors.
-      tree: which labels imply or exclude other labels.
       name_vectors: the vectors of the names in the space of an image-text model; None if the model was made without
         them.
     """

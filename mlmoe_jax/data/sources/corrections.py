@@ -46,7 +46,6 @@ class Suggestion(NamedTuple):
     """A row of a file of suggestions.
 
     Attributes:
-      line: the line number of the row.
       cells: column -> cell. The columns have the order of the file.
     """
 

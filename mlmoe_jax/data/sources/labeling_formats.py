@@ -37,8 +37,6 @@ class LabelFile:
     """A file or folder to write in the format of a labeling tool.
 
     Attributes:
-      path: path of the file or folder.
-      names: names of the labels.
       images: paths of all images, absolute or relative to `folder`.
       folder: folder of the images; "" is the working directory.
       version: name of the model that made the predictions. "" if the labels are labels of a data set.

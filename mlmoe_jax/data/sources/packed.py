@@ -59,9 +59,6 @@ class PackedFile:
     """A file of a packed data set, as the manifest lists it.
 
     Attributes:
-      file: name of the file.
-      bytes: size of the file in bytes.
-      sha256: sha256 of the file.
       records: the number of images in the file; 0 for the file with the labels.
     """
 
@@ -88,9 +85,7 @@ class Manifest:
     """The manifest of a packed data set.
 
     Attributes:
-      folder: folder of the packed data set.
       source: name of the data set that was packed.
-      classes: names of the labels.
       splits: name of a split -> its files: first the file with the labels, then the shards.
     """
 

@@ -77,11 +77,8 @@ class LabelInput(NamedTuple):
     """A file or folder of labels to read.
 
     Attributes:
-      path: the file or folder.
       config: `config.data`.
-      folder: the folder of the images.
       classes: the known classes; None if the file should list them.
-      usage: the account of the file.
     """
 
     path: Path
@@ -100,8 +97,6 @@ class Listing:
     """A file or folder that lists images, and the name of the split to open.
 
     Attributes:
-      path: the file or folder.
-      split: name of the split to open.
       folder: the folder of the images, to which their paths are relative.
       train_split: name of the split of all rows if no row names a split. "" means that all rows of the file belong to
         the split to open, even if they name another split.
@@ -179,7 +174,6 @@ class _Selection:
     """The rows of the split to open, collected as arrays, and the account of all rows.
 
     Attributes:
-      usage: the account.
       parts: split, as rows spell it -> these rows.
       unlabeled: the number of images of the split to open that nobody has labeled.
       labels: the label of each column. The classes are first, then other labels in the order of the rows.

@@ -44,7 +44,6 @@ class TfdsImages(EncodedImages):
     """The images of a TFDS data source, which are stored as encoded files.
 
     Args:
-      source: the data source.
       key: the feature that contains the image.
       title: name of the split in errors.
     """
