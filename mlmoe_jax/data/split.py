@@ -77,21 +77,16 @@ class Split:
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return a split with the images of the row numbers `rows`, i64[n], in that order, and with the name `name`."""
         places = [int(row) for row in rows]
-        groups = None if self.groups is None else [self.groups[row] for row in places]
-        ids = [self.ids[row] for row in places]
-        doubts = None if self.contradictions is None else self.contradictions[rows]
-        images = self.images.take(rows)
-        labels = self.labels[rows]
-        return Split(
-            name,
-            self.classes,
-            labels,
-            ids,
-            images,
-            groups,
-            tree=self.tree,
-            contradictions=doubts,
-            usage=self.usage,
+        return replace(
+            self,
+            name=name,
+            labels=self.labels[rows],
+            ids=[self.ids[row] for row in places],
+            images=self.images.take(rows),
+            groups=None if self.groups is None else [self.groups[row] for row in places],
+            contradictions=None if self.contradictions is None else self.contradictions[rows],
+            missing=None,
+            features=None,
         )
 
     def close_labels(self, tree: LabelTree) -> Split:

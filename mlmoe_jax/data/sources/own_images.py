@@ -44,13 +44,14 @@ def open_own_images(
       UserError: the file is missing or damaged, or `select_split` raises it.
     """
     table = data_config.table
-    path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
+    root = data_folder(data_config, f"the table {table}")
+    path = root / table.replace("{split}", split)
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     refuse_spreadsheet(path)
     if data_config.classes:
-        classes = _read_classes(data_config)
-    folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+        classes = _read_classes(root / data_config.classes, data_config)
+    folder = root / data_config.images.replace("{split}", split)
     has_one_split = "{split}" in table
     listing = Listing(
         path,
@@ -63,13 +64,13 @@ def open_own_images(
     with damage_explained(path):
         rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
         opened = select_split(rows, listing, classes or own_classes, usage)
-    _require_names(opened, path, data_config.group_column)
+    _require_groups_and_paths(opened, path, data_config.group_column)
     if "{split}" in data_config.images:  # file names of different splits may be equal
         return replace(opened, ids=[f"{split}/{image}" for image in opened.ids])
     return opened
 
 
-def _require_names(split: Split, path: Path, group_column: str) -> None:
+def _require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
     """Raise UserError if the groups or the paths of the images of a split cannot be as its file means them."""
     if group_column and split.groups is None:
         raise UserError(
@@ -88,8 +89,7 @@ def _require_names(split: Split, path: Path, group_column: str) -> None:
         )
 
 
-def _read_classes(data_config: ConfigDict) -> Sequence[str]:
-    path = Path(data_config.root).expanduser() / data_config.classes
+def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
     if data_config.name in FORMATS and (read := FORMATS[data_config.name].read_classes):
         return read(path, data_config)
     return read_classes(path)
