@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, Rows, note_empty
+from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows, note_empty
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
@@ -35,7 +35,7 @@ DIFFICULT_MARK = (
 )
 
 
-def _read(given: LabelInput) -> Rows:
+def _read(given: LabelInput) -> LabelRows:
     with open_regular(given.path) as file:
         root = parse_xml(file)
     names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]

@@ -23,7 +23,7 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Rows
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -57,7 +57,7 @@ def read_address(address: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(given: LabelInput) -> Rows:
+def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show

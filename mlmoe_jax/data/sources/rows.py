@@ -88,8 +88,8 @@ class LabelInput(NamedTuple):
     usage: Usage
 
 
-Rows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
-ReadRows = Callable[[LabelInput], Rows]
+LabelRows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
+ReadRows = Callable[[LabelInput], LabelRows]
 
 
 @dataclass(frozen=True)

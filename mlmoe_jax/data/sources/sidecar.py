@@ -18,7 +18,7 @@ from pathlib import Path
 from mlmoe_jax.data.image_search import is_image, list_files
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, Rows
+from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.sources.source import named_files
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_text
@@ -31,7 +31,7 @@ MOST_TAGS = MIB  # bytes of a text file
 _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the taggers keep the _
 
 
-def _read(given: LabelInput, *, listed: bool) -> Rows:
+def _read(given: LabelInput, *, listed: bool) -> LabelRows:
     names = _read_tags(given.path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}

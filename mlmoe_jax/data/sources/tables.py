@@ -49,7 +49,7 @@ from typing import Any
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Rows
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
@@ -68,7 +68,7 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
-def read_jsonl(given: LabelInput) -> Rows:
+def read_jsonl(given: LabelInput) -> LabelRows:
     """Return the rows of a JSONL file, and None in place of class names.
 
     Iterating over the rows raises UserError at a line that has another form.
@@ -145,7 +145,7 @@ def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collecti
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
-def read_csv(given: LabelInput) -> Rows:
+def read_csv(given: LabelInput) -> LabelRows:
     """Return the rows of a CSV table, and its classes.
 
     The classes are None if the table has one column with label names.
