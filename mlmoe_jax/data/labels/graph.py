@@ -51,7 +51,8 @@ def label_graph(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"
         Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2)
 
     A label receives information from the labels that imply it (`person` from 55 of the 80 labels of COCO). The weights
-    are normalized by column sums, but the degrees are row sums. Eq. 8 of the paper has row sums, and no transpose.
+    are normalized by column sums, but the degrees are row sums. The equation (ML-GCN, eq. 8) has row sums only, and no
+    transpose.
     """
     edges = (conditional_probabilities(counts, positives) >= _THRESHOLD).astype(np.float64)
     weights = _WEIGHT * edges / (edges.sum(axis=0) + _EPSILON) + np.eye(len(edges))
