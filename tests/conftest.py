@@ -50,7 +50,8 @@ def refusal():
 @pytest.fixture
 def unreadable_image(monkeypatch):
     """Image 3 of every split in memory cannot be read, until this function is called."""
-    from mlmoe_jax.data.images import ArrayImages, BadImage
+    from mlmoe_jax.data.decoding import BadImage
+    from mlmoe_jax.data.images import ArrayImages
 
     read = ArrayImages.open
 

@@ -255,7 +255,7 @@ def loader(files: list[str], size: int, seconds: float, data: dict[str, Any], au
 
 def reduced_difference(files: list[str], size: int) -> dict[str, float]:
     """Return the mean absolute difference of reduced decoding after resizing, in gray levels."""
-    from mlmoe_jax.data.images import Decoding, read_image
+    from mlmoe_jax.data.decoding import Decoding, read_image
     from mlmoe_jax.data.transforms import resize_square
 
     full = (resize_square(read_image(file), size) for file in files)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +34,6 @@ class FeatureTable:
     """A cache on disk of the backbone's features of N images, in parts of `part_rows` images.
 
     Attributes:
-      folder: the folder of the files.
-      rows: the number of images N.
       kinds: name -> (shape, dtype) of the features of one image: `cls` [D] and `patches` [h,w,D].
       stored: the dtype in the files, float32 or float16.
     """
@@ -55,19 +53,17 @@ class FeatureTable:
         """The number of images per part. The last part may have fewer images."""
         return max(1, PART_BYTES // self.row_bytes)
 
-    def missing(self) -> list[int]:
-        """Return the indices of the parts that are not in the cache and must be computed."""
+    def missing(self, is_readable: Callable[[int], bool] = lambda row: False) -> list[int]:
+        """Return the indices of the parts that must be computed.
+
+        They are not in the cache, or `is_readable` is True for the row of an image that could not be read before.
+        """
+
+        def is_stale(part: int) -> bool:
+            return any(map(is_readable, self.list_rows(part)[~self._open(part, READ)].tolist()))
+
         parts = range(math.ceil(self.rows / self.part_rows))
-        return [part for part in parts if not self._file(part, READ).exists()]
-
-    def unread(self) -> list[int]:
-        """Return the rows of the images that could not be read when the features of their part were computed."""
-        stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
-        return [row for part in sorted(stored) for row in self.list_rows(part)[~self._open(part, READ)].tolist()]
-
-    def find_parts(self, rows: Sequence[int]) -> list[int]:
-        """Return the sorted indices of the parts that contain the images `rows`."""
-        return sorted({int(row) // self.part_rows for row in rows})
+        return [part for part in parts if not self._file(part, READ).exists() or is_stale(part)]
 
     def list_rows(self, part: int) -> np.ndarray:
         """Return the rows i64[n] of the n images in a part."""
@@ -77,7 +73,6 @@ class FeatureTable:
         """Write the features of the n images of a part to the cache.
 
         Args:
-          part: index of the part.
           features: kind -> features [n,…].
           read: bool[n], whether each image could be read.
 
@@ -135,8 +130,6 @@ def open_feature_table(
     """Return the feature cache of a split. Parts that have not been computed yet are listed by `missing`.
 
     Args:
-      images: the images of the split.
-      ids: the names of the images.
       kinds: name -> (shape, dtype) of the features of one image.
       stored: the dtype in the files, float32 or float16.
       settings: all other settings that the features depend on. Other settings use another folder of the cache.

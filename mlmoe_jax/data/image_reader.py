@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data import randaugment, transforms
-from mlmoe_jax.data.images import BadImage, Decoding, Images, open_image
+from mlmoe_jax.data.decoding import BadImage, Decoding, open_image
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.randaugment import Policy
 
 CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop
@@ -122,9 +123,6 @@ class ImageReader:
     """A reader of images as model inputs u8[S,S,3]. It can be pickled for worker processes.
 
     Attributes:
-      decoding: how image files are decoded.
-      geometry: resizing and cropping.
-      pixels: the transforms after resizing.
       skip: whether to return None for an image that cannot be read. Otherwise BadImage is raised.
     """
 

@@ -1,8 +1,10 @@
-"""Find the image files of a folder, and count the files that are left out."""
+"""Find the image files of a folder: which files are images, and the account of those that are left out."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import mimetypes
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +12,11 @@ from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path
 
-from mlmoe_jax.data.images import image_suffixes, is_image
+from PIL import Image
+
+from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, readable_formats
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.runtime.files import file_sha256, find_file
+from mlmoe_jax.runtime.files import file_sha256, find_file, open_regular
 from mlmoe_jax.runtime.text import compose
 
 # What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
@@ -23,7 +27,43 @@ _SYSTEM_NAMES = frozenset(
         *("__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"),
     )
 )
+_HEIC_SUFFIXES = (".heic", ".heics", ".heif", ".heifs", ".hif")  # found even if they cannot be read
 _TAIL = 4096  # bytes at the end of a file, in which photographs of equal size differ
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of image files in lower case: those that Pillow knows for IMAGE_FORMATS, and HEIC."""
+    formats = (*IMAGE_FORMATS, "MPO")  # MPO: several JPEGs in a file, as some cameras write; the first one is read
+    known = Image.registered_extensions().items()
+    return frozenset((*(suffix for suffix, name in known if name in formats), *_HEIC_SUFFIXES))
+
+
+@functools.cache
+def _other_suffixes() -> frozenset[str]:
+    return frozenset(mimetypes.MimeTypes().types_map[True]) - image_suffixes()
+
+
+def is_image(path: str | os.PathLike) -> bool:
+    """Return whether a local file is an image.
+
+    The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
+    table of file types has, is opened: it is an image if its content starts as one. A raw photograph, such as .dng or
+    .cr2, starts as TIFF and is none.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in image_suffixes() or suffix in _other_suffixes():
+        return suffix in image_suffixes()
+    try:
+        with open_regular(path) as file:
+            if file.read(12).startswith(HEIC, 4):
+                return True
+            with Image.open(file, formats=readable_formats()) as image:
+                return image.format != "TIFF" or not suffix
+    except Image.DecompressionBombError:
+        return True
+    except Exception:  # Pillow raises many types for other content
+        return False
 
 
 def is_skipped(name: str) -> bool:
@@ -52,8 +92,6 @@ def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str]
     above them, and folders that cannot be read.
 
     Args:
-      folder: the folder.
-      usage: the account of the folder.
       without: names of files and folders directly in `folder` that are neither listed nor counted.
     """
     files: list[str] = []
@@ -114,7 +152,6 @@ def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> lis
     Only files of equal size are read, from most of them the last bytes.
 
     Args:
-      folder: the folder of the files.
       kinds: path relative to the folder -> kind of the file, such as its class. Groups are in the order of the paths.
     """
     groups = [list(kinds)]

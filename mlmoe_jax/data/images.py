@@ -1,326 +1,20 @@
-"""Images from files: one decoder for every source, and one error for every defect of a file."""
+"""The images of a split: in memory, in files, or as bytes of files."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
-import functools
 import hashlib
 import io
-import mimetypes
 import os
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
-from PIL import ExifTags, Image, UnidentifiedImageError
-from PIL.Image import Transpose
+from PIL import Image
 
-from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import MIB, find_file, open_regular, read_bytes
-
-MAX_FILE = 512 * MIB  # bytes of an image as it is stored
-
-# Decoding any file takes at most 1 GB in each thread of a loader, and so does the array of an image at its own size.
-# This limit replaces Pillow's warning above 89 million pixels, which many cameras exceed today. Catching the warning
-# around each call is not safe in threads. As measured with Pillow 12, most formats need 4 bytes per pixel, and 4 more
-# to convert the mode or to rotate the image. The libraries of WebP, JPEG 2000 and AVIF hold additional copies.
-MAX_DECODED = 1_000_000_000
-_BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16, "HEIF": 16}
-_PROGRESSIVE, _DEEP, _DEFAULT = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; all other formats
-_STRIP = 1 << 20  # pixels per conversion
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
-# A few kilobytes can ask for minutes of work: each scan of a JPEG visits every pixel in about 1 ns, and Pillow copies a
-# megabyte for each comment of a plain PPM. Encoders write up to 18 scans; libjpeg-turbo advises to refuse above 500.
-_USUAL_SCANS, MOST_SCANS = 20, 500  # of a JPEG of any size, and of a small one
-_MOST_SCANNED = 1_000_000_000  # scans times pixels, if there are more than _USUAL_SCANS
-_MOST_COMMENTS = 100
-os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", str(_USUAL_SCANS))  # of JPEG in TIFF
-_SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
-
-# An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-
-JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
-_HEIC_SUFFIXES = (".heic", ".heics", ".heif", ".heifs", ".hif")  # found even if they cannot be read
-BRIGHTEST = "brightest"  # of a 16-bit grayscale image, in `info` of the decoded Pillow image
-UPRIGHT = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
-
-
-class BadImage(UserError):
-    """An error: a file or a byte string cannot be read as an image."""
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """The settings with which image files are decoded.
-
-    Attributes:
-      at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least
-        this number of pixels.
-      truncated: `read` decodes a JPEG that ends too early, with gray for the missing pixels. `refuse` raises BadImage.
-        Other formats and truncated headers are always refused.
-      exif: `apply` the orientation in the EXIF data, or `ignore` it.
-      gray_bits: the number of bits that 16-bit grayscale images use; the upper 8 of them are kept.
-      most_pixels: images with more pixels are refused before they are decoded.
-    """
-
-    at_least: int = 0
-    truncated: str = "refuse"
-    exif: str = "apply"
-    gray_bits: int = 16
-    most_pixels: int = MAX_DECODED
-
-    @classmethod
-    def from_config(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
-        """Return the decoding settings of `config.data`. `at_least` is as in `Decoding`."""
-        return cls(at_least, data_config.truncated, data_config.exif, data_config.gray_bits)
-
-
-STRICT = Decoding()  # the defaults of the config, at full size
-
-
-def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
-    """Decode an image file to a read-only RGB array u8[h,w,3].
-
-    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, in
-    grayscale of the `decoding.gray_bits` that they use. An animation becomes its first frame. Color profiles are not
-    applied, as in the authors' codes. Transparent pixels are blended onto white, as in web pages, because their stored
-    color is arbitrary.
-
-    Args:
-      source: path of the file, or its bytes.
-      name: name of the image in errors; "" uses the path or the number of bytes.
-      decoding: how the file is decoded.
-
-    Raises:
-      BadImage: the file is missing, not a regular file, empty, truncated or damaged. Or its format is not one of
-        IMAGE_FORMATS, the file is larger than MAX_FILE bytes, or decoding needs more than MAX_DECODED bytes of memory.
-    """
-    return to_pixels(open_image(source, name=name, decoding=decoding))
-
-
-def open_image(
-    source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
-) -> Image.Image:
-    """Decode an image file as `read_image` does, but return a Pillow image, which saves two copies in a later resize.
-
-    `source` can also be a Pillow image. It is read at full size, and its mode, transparency and EXIF data are treated
-    as in a file.
-    """
-    if isinstance(source, Image.Image):
-        return _decode(source, name, replace(decoding, at_least=0))
-    if not isinstance(source, bytes):
-        name, source = name or os.fspath(source), read_file(source)
-    name = name or f"{len(source):,} bytes"
-    try:
-        return _decode(source, name, decoding)
-    except BadImage:
-        if decoding.truncated == "refuse" or not source.startswith(JPEG_START):
-            raise
-        # Pillow's LOAD_TRUNCATED_IMAGES does this too, but for all threads of the process.
-        return _decode(source + JPEG_END, name, decoding)
-
-
-def to_pixels(image: Image.Image) -> np.ndarray:
-    """Convert an RGB image of Pillow to a read-only array u8[h,w,3].
-
-    Large images are converted in strips to save memory.
-    """
-    strips = _strips(image)
-    if len(strips) == 1:
-        return np.asarray(image)
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for box in strips:
-        pixels[box[1] : box[3]] = image.crop(box)
-    pixels.flags.writeable = False
-    return pixels
-
-
-def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
-    """Return boxes (left, upper, right, lower) of at most _STRIP pixels that cover an image from top to bottom."""
-    rows = max(1, _STRIP // image.width)
-    return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
-
-
-def read_file(path: str | os.PathLike) -> bytes:
-    """Return the bytes of an image file, local or at an address such as gs://; BadImage if it cannot be read."""
-    try:
-        return read_bytes(find_file(path), MAX_FILE)
-    except OSError as error:
-        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
-
-
-def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
-    """Return (width, height) of a local image file after its EXIF orientation; None if the file cannot be read.
-
-    Only the header is read.
-    """
-    try:
-        with Image.open(find_file(path), formats=_formats()) as image:
-            across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-            return image.size[::-1] if across else image.size  # the size of a TIFF is upright
-    except Exception:  # Pillow raises many types for damaged data
-        return None
-
-
-@functools.cache
-def image_suffixes() -> frozenset[str]:
-    """Return the suffixes of image files in lower case: those that Pillow knows for IMAGE_FORMATS, and HEIC."""
-    formats = (*IMAGE_FORMATS, "MPO")  # MPO: several JPEGs in a file, as some cameras write; the first one is read
-    known = Image.registered_extensions().items()
-    return frozenset((*(suffix for suffix, name in known if name in formats), *_HEIC_SUFFIXES))
-
-
-@functools.cache
-def _other_suffixes() -> frozenset[str]:
-    return frozenset(mimetypes.MimeTypes().types_map[True]) - image_suffixes()
-
-
-def is_image(path: str | os.PathLike) -> bool:
-    """Return whether a local file is an image.
-
-    The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
-    table of file types has, is opened: it is an image if its content starts as one. A raw photograph, such as .dng or
-    .cr2, starts as TIFF and is none.
-    """
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in image_suffixes() or suffix in _other_suffixes():
-        return suffix in image_suffixes()
-    try:
-        with open_regular(path) as file:
-            if file.read(12).startswith(_HEIC, 4):
-                return True
-            with Image.open(file, formats=_formats()) as image:
-                return image.format != "TIFF" or not suffix
-    except Image.DecompressionBombError:
-        return True
-    except Exception:  # Pillow raises many types for other content
-        return False
-
-
-class _Refused(ValueError):
-    """An error: the text of the exception says why a file is not decoded."""
-
-
-def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
-    most = MAX_DECODED // _DEFAULT
-    try:
-        image = Image.open(io.BytesIO(data), formats=_formats()) if isinstance(data, bytes) else data
-        most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
-        if image.width * image.height > most:
-            raise Image.DecompressionBombError
-        if isinstance(data, bytes):
-            _require_quick(image, data)
-        if decoding.at_least:
-            image.draft(None, (decoding.at_least, decoding.at_least))
-        image.load()
-        return _rgb(_upright(image) if decoding.exif == "apply" else image, decoding.gray_bits)
-    except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
-        reasons = {
-            Image.DecompressionBombError: f"it has more than {most:,} pixels; store it smaller",
-            UnidentifiedImageError: _why_unknown(data) if isinstance(data, bytes) else "",
-            _Refused: str(error),
-        }
-        reason = reasons.get(type(error), f"it is damaged or cut short ({error or type(error).__name__})")
-        raise BadImage(f"cannot read {name} as an image: {reason}") from error
-
-
-def _require_quick(image: Image.Image, data: bytes) -> None:
-    """Raise _Refused if decoding a file would take much longer than its size and its pixels let expect."""
-    if data.startswith(JPEG_START):
-        most = max(_USUAL_SCANS, min(MOST_SCANS, _MOST_SCANNED // (image.width * image.height)))
-        if data.count(_SCAN) > most and count_scans(data, most + 1) > most:  # previews and pixels may look like scans
-            raise _Refused(f"it has more than {most} scans, which would take long to decode; store it again with fewer")
-    if image.format == "PPM" and data.count(b"#") > _MOST_COMMENTS and data[1:2] in b"123":
-        raise _Refused(f"it is plain text with more than {_MOST_COMMENTS} comments; store it without")
-
-
-def count_scans(data: bytes, most: int) -> int:
-    """Return the number of scans of the first image in the bytes of a JPEG file, or `most` if it has more."""
-    scans = at = 0
-    while scans < most and (found := _MARKER.search(data, at)) and not data.startswith(JPEG_END, found.start()):
-        scans += found[0] == _SCAN
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
-    return scans
-
-
-def _why_unknown(data: bytes) -> str:
-    if data.startswith(_HEIC, 4) and "HEIF" not in _formats():
-        return "it is HEIC, the format of phones; install pillow-heif (the extra heif), or convert it to JPEG"
-    return f"its content is none of {', '.join(_formats())}" if data else "it is empty"
-
-
-@functools.cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    with contextlib.suppress(ImportError):
-        import pillow_heif  # the extra heif
-
-        pillow_heif.register_heif_opener(thumbnails=False)
-    return tuple(name for name in (*IMAGE_FORMATS, "HEIF") if name in Image.OPEN)  # Pillow reads AVIF since 11.3
-
-
-def _bytes_per_pixel(image: Image.Image) -> int:
-    if image.mode == "F" or image.mode.startswith("I"):
-        return _DEEP
-    return _PROGRESSIVE if image.info.get("progressive") else _BYTES_PER_PIXEL.get(image.format, _DEFAULT)
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # damaged metadata do not make an image unreadable
-        return image
-    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
-
-
-def _rgb(image: Image.Image, gray_bits: int) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        return _from_deep(np.asarray(image), gray_bits)
-    if image.has_transparency_data:
-        return _on_white(image.convert("LA") if image.mode == "La" else image)
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """Blend a transparent image onto a white background, and return an RGB image.
-
-    The image is processed in strips, because blending needs three copies.
-    """
-    blended = Image.new("RGB", image.size)
-    for box in _strips(image):
-        strip = image.crop(box).convert("RGBA")
-        blended.paste(Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB"), box)
-    return blended
-
-
-def _from_deep(gray: np.ndarray, bits: int) -> Image.Image:
-    """Convert a gray image with 16 bits per pixel, of which `bits` are used, to RGB. Pillow would clip values at 255.
-
-    `info` of the result has the largest value of the image under BRIGHTEST.
-    """
-    if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
-        raise _Refused(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")
-    if (brightest := int(gray.max())) >> bits:
-        raise _Refused(f"its brightest value, {brightest:,}, needs more than the {bits} bits of data.gray_bits")
-    image = Image.fromarray((gray >> bits - 8).astype(np.uint8)).convert("RGB")
-    image.info[BRIGHTEST] = brightest
-    return image
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image, read_file, to_pixels
+from mlmoe_jax.runtime.files import find_file
 
 
 class Images(abc.ABC):
@@ -382,12 +76,6 @@ class Images(abc.ABC):
         """Return the images with the row numbers `rows`, i64[n], in that order."""
         return _Subset(self, rows)
 
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self.read(row)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.read(row) for row in range(len(self)))
-
 
 @dataclass(eq=False)
 class _Subset(Images):
@@ -396,7 +84,6 @@ class _Subset(Images):
     `ImageFiles.take` does not need this class, because it returns another `ImageFiles`.
 
     Attributes:
-      whole: the other images.
       rows: i64[n], the selected rows.
     """
 
@@ -455,7 +142,6 @@ class ImageFiles(EncodedImages):
     """Images in files, which are opened when an image is read.
 
     Args:
-      folder: folder of the files.
       names: paths of the files, relative to the folder.
       table: name of the table that lists the images; "" if there is none.
       lines: line of each image in the table.
@@ -479,6 +165,10 @@ class ImageFiles(EncodedImages):
     def take(self, rows: np.ndarray) -> Images:
         lines = [self.lines[row] for row in rows] if self.lines else ()
         return ImageFiles(self.folder, [self.names[row] for row in rows], self.table, lines)
+
+    def with_names(self, names: Sequence[str]) -> ImageFiles:
+        """Return the images with other paths of their files."""
+        return ImageFiles(self.folder, names, self.table, self.lines)
 
     def missing(self) -> np.ndarray:
         files = [os.path.split(name) for name in self.names]

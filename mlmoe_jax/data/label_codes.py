@@ -17,7 +17,6 @@ def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative"
     """Return bool[N], whether each image has a positive label.
 
     Args:
-      labels: label codes i8[N,K].
       difficult: the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, a difficult label
         counts as positive here.
     """
@@ -31,7 +30,6 @@ def targets(
     """Convert label codes to targets for losses and metrics.
 
     Args:
-      codes: label codes of any shape.
       difficult: the treatment of the code DIFFICULT: `negative`, `ignore` or `positive`.
 
     Returns:

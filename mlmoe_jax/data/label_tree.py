@@ -133,9 +133,6 @@ class LabelTree:
         present. If two exclusive labels are present, both become unknown, and the present labels that imply them become
         unknown too.
 
-        Args:
-          codes: label codes i8[N,K].
-
         Returns:
           codes: label codes i8[N,K].
           contradictions: bool[N,2], whether an image has a contradiction of the first kind and of the second kind.
@@ -202,12 +199,7 @@ class LabelTree:
     def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
         """Return the tree from the arrays that `arrays` returned: its inverse.
 
-        Args:
-          stored: the arrays by name.
-          names: the names of the labels.
-
-        Raises:
-          ValueError: the arrays are not a tree without contradictions of these labels.
+        Raises ValueError if the arrays are not a tree without contradictions of these labels.
         """
         implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
         groups: dict[int, list[int]] = {}
@@ -228,13 +220,8 @@ INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """Read a label tree from a YAML file.
 
-    Args:
-      path: the file.
-      names: the names of the labels.
-
-    Raises:
-      UserError: the file is missing or has another form, a label is unknown, or the tree has a contradiction, see
-        `LabelTree.find_contradiction`.
+    Raises UserError if the file is missing or has another form, a label is unknown, or the tree has a contradiction,
+    see `LabelTree.find_contradiction`.
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):

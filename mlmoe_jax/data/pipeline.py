@@ -16,7 +16,7 @@ import mmap
 import multiprocessing
 import pickle
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, BinaryIO
@@ -27,12 +27,12 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import distributed, workers
+from mlmoe_jax.runtime import workers
 from mlmoe_jax.runtime.files import GIB
 from mlmoe_jax.runtime.machine import cores
 
@@ -137,15 +137,13 @@ def build_loader(
     batches. Padding has `mask` 0 and `id` −1.
 
     If an image cannot be read, the loader raises BadImage. With data.bad_images=skip, the example instead has `mask` 0
-    and the `id` of the image, see `SkippedImages`.
+    and the `id` of the image, see `split.SkippedImages`.
 
     Args:
       data_config: `config.data`. If `threads` or `workers` is `auto`, `plan_readers` chooses it. The batches do not
         depend on `threads` and `workers`.
-      split: the split.
       batch_size: number of images in a global batch.
       augment: `config.augment` for training, None for evaluation.
-      seed: seed of shuffling and augmentation.
       first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
       process: (index of this process, number of processes).
@@ -197,8 +195,6 @@ def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Reader
     Cached features are read by threads of this process only, because they are in its memory.
 
     Args:
-      split: the split.
-      data_config: `config.data`.
       share: number of images of each batch that this process reads.
     """
     if split.features is not None:
@@ -221,7 +217,6 @@ class Readers:
     accelerator. On a CPU, the training step needs these cores.
 
     Attributes:
-      threads: the number of threads per process.
       workers: the number of worker processes; 0 means that the main process reads the images.
     """
 
@@ -274,40 +269,3 @@ def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list
 
 def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:
     return grain.MapDataset.range(len(split)).seed(seed).shuffle().repeat()
-
-
-class SkippedImages:
-    """The images of a split that were skipped because they could not be read.
-
-    Args:
-      split: the split.
-      rows: rows of images that were skipped already.
-    """
-
-    def __init__(self, split: Split, rows: Iterable[int] = ()):
-        self.split, self.rows = split, set(rows)
-
-    def watch(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
-        """Yield the batches unchanged, and record the rows of the images that were skipped in them."""
-        for batch in batches:
-            skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
-            self.rows.update(batch["id"][skipped].tolist())
-            yield batch
-
-    def everywhere(self) -> SkippedImages:
-        """Return the images that were skipped by any process. All processes must call this method."""
-        return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
-
-    def table(self) -> list[list[str]]:
-        """Return a list of [split, id, reason], one per image that was skipped or has no file.
-
-        Each image is read again to find the reason.
-        """
-        missing = self.split.missing
-        table = _reasons(self.split, sorted(self.rows))
-        return table if missing is None else table + _reasons(missing, range(len(missing)))
-
-
-def _reasons(split: Split, rows: Iterable[int]) -> list[list[str]]:
-    later = "it could not be read before, but now it can"
-    return [[split.name, str(split.ids[row]), split.images.problem(row) or later] for row in rows]

@@ -32,9 +32,6 @@ class Operation:
     """An image operation with a range of magnitudes.
 
     Attributes:
-      function: function of an image and a magnitude that returns an image.
-      low: magnitude at the lowest level.
-      high: magnitude at the highest level.
       whole: whether the magnitude is rounded to an integer.
     """
 
@@ -164,7 +161,6 @@ class Draw(NamedTuple):
     """An operation that was drawn for an image.
 
     Attributes:
-      name: name of the operation.
       magnitude: the signed magnitude, in the units of the operation.
       at: the center of `_cutout`, as fractions of height and width.
     """

@@ -39,7 +39,6 @@ def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.n
     Args:
       units: the name of the unit of each image, as in `Split.units`.
       fraction: the expected fraction of units that are held out.
-      seed: the seed of the hash.
     """
     values = hash_names(units, seed) / 2.0**64
     return (values < fraction) | (values == values.min(initial=1))
@@ -75,7 +74,6 @@ def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
 
     Args:
       table: the result of `_count_images`.
-      count: the number of folds.
     """
     by_unit, remaining = csr_array(table), table.sum(axis=0)
     lacking, fold = np.tile(remaining, (count, 1)), np.full(table.shape[0], -1)  # `lacking` is multiplied by `count`

@@ -13,7 +13,8 @@ from typing import Any
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
-from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.storage import Folder, atomic_file

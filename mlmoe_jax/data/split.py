@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.names import require_names
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
@@ -22,7 +23,6 @@ def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str
     """Return the name of each image's unit: its group, or the image itself if it has no group.
 
     Args:
-      ids: the name of each image.
       groups: the name of each image's group, "" for none; None means that the data has no groups.
     """
     return ids if groups is None else [group or name for name, group in zip(ids, groups, strict=True)]
@@ -33,15 +33,12 @@ class Split:
     """One split of a data set with N images and K labels.
 
     Attributes:
-      name: name of the split.
-      classes: names of the labels.
       labels: label codes i8[N,K]: NEGATIVE, POSITIVE, UNKNOWN or DIFFICULT. The pipeline, not the source, decides how
         UNKNOWN and DIFFICULT are treated in training.
       ids: name of each image, a path or a generated name. (`id` in a batch is the row of the image instead.)
-      images: the images.
       groups: name of each image's group, such as the patient, or "" for a group of its own. None means that the data
         has no groups. The images of a group should not be in two splits.
-      missing: the images that were left out because they have no file; None if no image was left out.
+      missing: the images that were left out because they have no file; None if all have one.
       features: cached features that replace the images in batches; None if batches contain images.
       tree: the label tree of `data.tree`. The labels are consistent with it.
       contradictions: bool[N,2], where the original labels contradicted the tree, see `LabelTree.close`. None without a
@@ -55,7 +52,7 @@ class Split:
     ids: Sequence[str]
     images: Images
     groups: Sequence[str] | None = None
-    missing: Split | None = None
+    missing: SkippedImages | None = None
     features: FeatureTable | None = None
     tree: LabelTree = INDEPENDENT
     contradictions: np.ndarray | None = None
@@ -80,21 +77,16 @@ class Split:
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return a split with the images of the row numbers `rows`, i64[n], in that order, and with the name `name`."""
         places = [int(row) for row in rows]
-        groups = None if self.groups is None else [self.groups[row] for row in places]
-        ids = [self.ids[row] for row in places]
-        doubts = None if self.contradictions is None else self.contradictions[rows]
-        images = self.images.take(rows)
-        labels = self.labels[rows]
-        return Split(
-            name,
-            self.classes,
-            labels,
-            ids,
-            images,
-            groups,
-            tree=self.tree,
-            contradictions=doubts,
-            usage=self.usage,
+        return replace(
+            self,
+            name=name,
+            labels=self.labels[rows],
+            ids=[self.ids[row] for row in places],
+            images=self.images.take(rows),
+            groups=None if self.groups is None else [self.groups[row] for row in places],
+            contradictions=None if self.contradictions is None else self.contradictions[rows],
+            missing=None,
+            features=None,
         )
 
     def close_labels(self, tree: LabelTree) -> Split:
@@ -105,16 +97,13 @@ class Split:
         return replace(self, labels=labels, tree=tree, contradictions=contradictions)
 
     def without_missing(self) -> Split:
-        """Return the split without the images that have no file.
-
-        These images become the attribute `missing` of the result.
-        """
+        """Return the split without the images that have no file, which become the attribute `missing` of the result."""
         absent = self.images.missing()
         if not len(absent):
             return self
         present = np.setdiff1d(np.arange(len(self)), absent)
         kept = self.take(present, self.name).leave_out("with no file", [self.ids[int(row)] for row in absent])
-        return replace(kept, missing=self.take(absent, self.name))
+        return replace(kept, missing=SkippedImages(self.take(absent, self.name), range(len(absent))))
 
     def leave_out(self, reason: str, images: Sequence[str]) -> Split:
         """Return the split with an account in which images that it no longer has are left out for a reason."""
@@ -129,9 +118,34 @@ class Split:
                 f"split {self.name}: {lengths} ids, images and groups, {len(self.classes)} classes and labels of shape "
                 f"{self.labels.shape} do not fit together"
             )
-        for name in self.classes:  # lines of labels.txt, and cells of tables
-            if not name.isprintable():
-                raise UserError(
-                    f"split {self.name} has the label {name!r}, with a line break or another character that is not "
-                    "printable; rename it"
-                )
+        require_names(self.classes, f"split {self.name}")
+
+
+class SkippedImages:
+    """The images of a split that are not used, because they have no file or could not be read."""
+
+    def __init__(self, split: Split, rows: Iterable[int] = ()):
+        self.split, self.rows = split, set(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def watch(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the batches unchanged, and add the images that were skipped in them."""
+        for batch in batches:
+            skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
+            self.rows.update(batch["id"][skipped].tolist())
+            yield batch
+
+    def everywhere(self) -> SkippedImages:
+        """Return the images that were skipped by any process. All processes must call this method."""
+        return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
+
+    def table(self) -> list[list[str]]:
+        """Return a list of [split, id, reason], also of the images that the split left out for having no file.
+
+        Each image is read again to find the reason.
+        """
+        split, later = self.split, "it could not be read before, but now it can"
+        table = [[split.name, str(split.ids[row]), split.images.problem(row) or later] for row in sorted(self.rows)]
+        return table + split.missing.table() if split.missing else table

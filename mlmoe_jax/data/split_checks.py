@@ -10,9 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.data.images import BRIGHTEST, BadImage, Decoding, Images
+from mlmoe_jax.data.decoding import BRIGHTEST, BadImage, Decoding
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import doubtful_names, is_no_value
+from mlmoe_jax.data.names import doubtful_names, is_no_value
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError
@@ -28,12 +29,7 @@ _DARK_BITS = 2  # 16-bit grayscale images are dark if they leave as many of thei
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
     """Check that all processes have the same splits. All of them must call this function.
 
-    Args:
-      name: name of the data set, for the error.
-      splits: the splits.
-
-    Raises:
-      UserError: the processes have different images, labels or groups.
+    Raises UserError if the processes have different images, labels or groups.
     """
     facts = {split.name: [len(split), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
@@ -55,7 +51,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     for split in splits:
         missing = len(split.missing or ())
         if missing > len(split):
-            where = split.missing.images.name(0)
+            where = split.missing.split.images.name(0)
             raise UserError(
                 f"{missing:,} of the {missing + len(split):,} images of split {split.name} have no file, the first is "
                 f"{where}; correct data.root, data.images or the paths in the table"
@@ -72,9 +68,7 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
     """Read at most SAMPLE images, evenly spaced, and log a warning if their 16-bit grayscale values use few bits.
 
     Args:
-      images: the images.
       name: what they are, for the warning.
-      decoding: the settings of the decoder.
 
     Returns:
       The number of images, and the reasons why some of them cannot be read.
@@ -101,7 +95,6 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """Check the labels and ids of splits, and what of the input they do not use. No image is read.
 
     Args:
-      train: the split for training.
       others: the splits for validation and test. Splits of equal names are checked once.
 
     Returns:
@@ -158,7 +151,6 @@ def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
     """Return sentences about labels of doubtful names, and of no or only positive images.
 
     Args:
-      train: the split for training.
       others: the splits that are evaluated. A label that `train` has and that they do not have cannot be measured.
     """
     counts = count_codes(train, POSITIVE)

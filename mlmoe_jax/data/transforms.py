@@ -84,8 +84,6 @@ def random_resized_crop(
     within `ratio`.
 
     Args:
-      image: the image u8[h,w,3].
-      random: the generator.
       size: side of the result in pixels.
       scale: range of the area of the rectangle, as a fraction of the image.
       ratio: range of width / height of the rectangle. The logarithm of the ratio is uniform.
@@ -110,7 +108,6 @@ def _draw_sides(
 
     Args:
       area: area of the image in pixels.
-      random: the generator.
       scale: range of the area of the rectangle, as a fraction of `area`, uniform.
       ratio: range of first / second. The logarithm of the ratio is uniform.
     """

@@ -44,7 +44,6 @@ class Usage:
     """The account of one file or folder.
 
     Attributes:
-      place: the file or folder.
       unit: the noun for a piece of input: "row", "file", "image" or "cell".
       used: name of a split -> the number of pieces that it uses. Input without splits has the split "".
       left_out: reason -> the input that no split uses for this reason. A reason follows "not used: 5 " and the unit in

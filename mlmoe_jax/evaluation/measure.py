@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.pipeline import SkippedImages
+from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics import cooccurrence
 from mlmoe_jax.evaluation.metrics.entries import Entries

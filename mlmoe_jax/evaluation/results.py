@@ -16,22 +16,19 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.data.split import Split, name_units
+from mlmoe_jax.data.split import SkippedImages, Split, name_units
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder, training_finished
 from mlmoe_jax.runtime.formats import read_rows
-
-if TYPE_CHECKING:
-    from mlmoe_jax.data.pipeline import SkippedImages
 
 FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
 OUT_OF_FOLD = "out_of_fold"  # the training images with scores of fits without the image (train.fit=logistic)
@@ -83,8 +80,6 @@ class SplitScores:
     @property
     def skipped(self) -> SkippedImages:
         """The images that could not be read. `source` must not be None, because it has the reasons."""
-        from mlmoe_jax.data.pipeline import SkippedImages  # here, because who reads results needs no Grain
-
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def readable(self) -> SplitScores:

@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess

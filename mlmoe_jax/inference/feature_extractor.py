@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.features import FeatureTable, Kinds, open_feature_table
-from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
@@ -96,11 +96,9 @@ class FeatureExtractor:
         """
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
-        # Images that could not be read when they were stored may be readable now.
         decoding = Decoding.from_config(self.config.data)
-        readable = [row for row in table.unread() if not split.images.problem(row, decoding)]
-        # All processes together compute the parts that any process lacks.
-        missing = sorted(set().union(*distributed.gather([*table.missing(), *table.find_parts(readable)])))
+        lacking = table.missing(lambda row: not split.images.problem(row, decoding))
+        missing = sorted(set().union(*distributed.gather(lacking)))  # all processes together compute them
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
         if missing:

@@ -10,8 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, open_image
+from mlmoe_jax.data.images import Images
 
 ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 

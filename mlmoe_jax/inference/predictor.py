@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, override_pairs
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.label_tree import INDEPENDENT
-from mlmoe_jax.data.pipeline import SkippedImages, build_loader, plan_for_few_images
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
+from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, Ranks, best_ranked

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.validation import has_batch_statistics
-from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor, require_frozen
 from mlmoe_jax.runs.assemble import Parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder

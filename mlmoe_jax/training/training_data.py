@@ -12,9 +12,9 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
-from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
+from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from mlmoe_jax.data.images import read_image
+from mlmoe_jax.data.decoding import read_image
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.digits import SCENES, SINGLES, open_scenes, open_single
 
@@ -83,9 +83,9 @@ def test_single_digits(name):
     assert len(split) == SINGLES[name]
     assert (split.labels.sum(axis=1) == 1).all()
     assert split.labels[13, 3] == 1
-    images = np.stack([split.images[row] for row in range(200)])
+    images = np.stack([split.images.read(row) for row in range(200)])
     np.testing.assert_allclose(images.mean(axis=(0, 1, 2)), SINGLE_MEAN_COLOR[name], atol=1e-3)
-    np.testing.assert_array_equal(open_single(name).images[150], images[150])
+    np.testing.assert_array_equal(open_single(name).images.read(150), images[150])
 
 
 # --------------------------------------------------------------------------------------------------------- as files
@@ -98,6 +98,6 @@ def test_written_files_hold_the_scenes(tmp_path, capsys):
         with open(tmp_path / f"{name}.csv", newline="") as table:
             rows = list(csv.DictReader(table))
         assert len(rows) == count
-        for row, image, labels in zip(rows, split.images, split.labels, strict=True):
+        for row, image, labels in zip(rows, map(split.images.read, range(len(split))), split.labels, strict=True):
             assert row["labels"].split(";") == [str(digit) for digit in np.flatnonzero(labels)]
             np.testing.assert_array_equal(read_image(tmp_path / row["image"]), image)

@@ -65,12 +65,13 @@ def test_float16_halves_the_space_and_is_read_in_the_computed_type(tmp_path):
 def test_images_that_could_not_be_read_are_known_and_can_be_replaced(table):
     values, read = drawn(), ~np.isin(np.arange(ROWS), (1, 4))
     fill(table, values, read)
-    assert table.unread() == [1, 4]
-    assert table.find_parts(table.unread()) == [0, 1]
+    asked = []
+    assert table.missing(lambda row: asked.append(row) or row == 4) == [1]
+    assert asked == [1, 4]
     rows = table.list_rows(1)
     table.write(1, {kind: value[rows] for kind, value in values.items()}, np.ones(3, bool))
     np.testing.assert_array_equal(table[4]["cls"], values["cls"][4])
-    assert table.unread() == [1]
+    assert table.missing(lambda row: True) == [0]
 
 
 # -------------------------------------------------------------------------------------------------------------- its key

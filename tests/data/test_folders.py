@@ -9,7 +9,8 @@ from helpers import tables
 from helpers.tables import listed, widths, write_images
 from PIL import Image
 
-from mlmoe_jax.data.images import IMAGE_FORMATS, image_suffixes
+from mlmoe_jax.data.decoding import IMAGE_FORMATS
+from mlmoe_jax.data.image_search import image_suffixes
 from mlmoe_jax.data.split_checks import check_splits, label_warnings
 from mlmoe_jax.data.usage import unused_input
 

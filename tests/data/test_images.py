@@ -10,8 +10,9 @@ from helpers.drawn_images import encoded
 from helpers.tables import write_images
 from PIL import ExifTags, Image, ImageFile
 
-from mlmoe_jax.data import images
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image, read_size
+from mlmoe_jax.data import decoding
+from mlmoe_jax.data.decoding import BadImage, Decoding, read_image, read_size
+from mlmoe_jax.data.images import ImageFiles
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
 
@@ -43,13 +44,13 @@ def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
     np.testing.assert_allclose(read_image(encoded(red, "JPEG"))[5, 5].astype(int), (200, 30, 30), atol=4)
 
 
-@pytest.mark.parametrize("pixels", [images._STRIP, 50, 1])
+@pytest.mark.parametrize("pixels", [decoding._STRIP, 50, 1])
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
 def test_transparency_is_blended_onto_white_in_strips(mode, file_format, pixels, monkeypatch):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 11, 4), np.uint8), "RGBA").convert(mode)
     whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
-    monkeypatch.setattr(images, "_STRIP", pixels)
+    monkeypatch.setattr(decoding, "_STRIP", pixels)
     found = read_image(encoded(image, file_format))
     np.testing.assert_array_equal(found, np.asarray(whole))
     assert not found.flags.writeable
@@ -135,14 +136,14 @@ def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monk
 def test_what_only_looks_like_a_scan_is_none(options):
     icc, after = b"\xff\xda" * options.pop("icc", 0), options.pop("after", 0)
     data = encoded(random_image(64, 64), "JPEG", icc_profile=icc, **options)
-    assert images.count_scans(data, 10_000) == (10 if options.get("progressive") else 1)
+    assert decoding.count_scans(data, 10_000) == (10 if options.get("progressive") else 1)
     assert read_image(data + data * after).shape == (64, 64, 3)  # as with photographs that hold several
 
 
 def test_a_large_jpeg_may_have_the_scans_that_encoders_write(monkeypatch):
-    monkeypatch.setattr(images, "_MOST_SCANNED", 1)
+    monkeypatch.setattr(decoding, "_MOST_SCANNED", 1)
     data = encoded(Image.new("CMYK", (64, 64)), "JPEG", progressive=True)
-    assert images.count_scans(data, 100) == 18
+    assert decoding.count_scans(data, 100) == 18
     assert read_image(data).shape == (64, 64, 3)
 
 
@@ -164,7 +165,7 @@ def test_a_name_is_found_composed_and_decomposed(tmp_path):
         Image.new("RGB", (3, 2)).save(tmp_path / folder / name)
         files = ImageFiles(tmp_path, [given, "\xe9/no.png"])
         assert files.missing().tolist() == [1]
-        assert files[0].shape == (2, 3, 3)
+        assert files.read(0).shape == (2, 3, 3)
         assert files.stamp(0) == ImageFiles(tmp_path, [f"{folder}/{name}"]).stamp(0)
         assert read_size(tmp_path / given) == (3, 2)
         assert files.name(0) == f"{tmp_path}/{given}", "as it was given"
@@ -180,19 +181,19 @@ def test_heic_is_read_if_pillow_heif_is_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register_heif_opener))
     monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
     monkeypatch.setattr(Image, "ID", list(Image.ID))
-    images._formats.cache_clear()
+    decoding.readable_formats.cache_clear()
     assert read_image(tmp_path / "phone").shape == (2, 3, 3)
     monkeypatch.undo()
-    images._formats.cache_clear()
+    decoding.readable_formats.cache_clear()
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize(("kind", "per_pixel"), [("WEBP", 20), ("PNG", 8)])
 def test_the_limit_of_pixels_depends_on_the_memory_that_the_format_needs(kind, per_pixel, monkeypatch):
     data = encoded(random_image(6, 10), kind)
-    monkeypatch.setattr(images, "MAX_DECODED", 60 * per_pixel)
+    monkeypatch.setattr(decoding, "MAX_DECODED", 60 * per_pixel)
     assert read_image(data).shape == (6, 10, 3)
-    monkeypatch.setattr(images, "MAX_DECODED", 60 * per_pixel - 1)
+    monkeypatch.setattr(decoding, "MAX_DECODED", 60 * per_pixel - 1)
     with pytest.raises(BadImage, match="more than 59 pixels"):
         read_image(data)
 
@@ -205,11 +206,11 @@ def test_decoding_takes_no_more_memory_than_the_limit_assumes(kind, mode, tmp_pa
     Image.new("RGBA", (side, side), (9, 200, 3, 100)).convert(mode).save(path, kind)
     code = (  # in a separate process, whose memory is that of the decoding
         "import sys\n"
-        "from mlmoe_jax.data import images\n"
+        "from mlmoe_jax.data import decoding\n"
         "memory = lambda kind: int(open('/proc/self/status').read().split(kind)[1].split()[0]) * 1024\n"
-        "images._formats(); before = memory('VmRSS:')\n"
-        "images.read_image(sys.argv[1]); print(memory('VmHWM:') - before)"
+        "decoding.readable_formats(); before = memory('VmRSS:')\n"
+        "decoding.read_image(sys.argv[1]); print(memory('VmHWM:') - before)"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    per_pixel = images._BYTES_PER_PIXEL.get(kind, 8)
+    per_pixel = decoding._BYTES_PER_PIXEL.get(kind, 8)
     assert int(done.stdout) / side**2 < per_pixel + 3  # and libraries that are loaded on first use

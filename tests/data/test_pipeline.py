@@ -19,12 +19,12 @@ from helpers.tables import data_settings
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import pipeline
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage, Decoding, Images
+from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.pipeline import (
     Readers,
-    SkippedImages,
     _Examples,
     build_loader,
     plan_for_few_images,
@@ -32,7 +32,7 @@ from mlmoe_jax.data.pipeline import (
     steps_per_epoch,
 )
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import workers
 from mlmoe_jax.runtime.files import MIB

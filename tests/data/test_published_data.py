@@ -145,7 +145,7 @@ def test_real_coco_labels_agree_with_the_official_ones(shared_data):
         numbers = [int(identifier[-16:-4]) for identifier in split.ids]
         assert numbers == sorted(numbers, key=str)
         np.testing.assert_array_equal(split.labels, [official[number] for number in numbers])
-        assert split.images[0].shape[2] == 3
+        assert split.images.read(0).shape[2] == 3
 
 
 def test_real_voc_labels_agree_with_the_official_ones(shared_data):
@@ -165,7 +165,7 @@ def test_real_voc_labels_agree_with_the_official_ones(shared_data):
                 marks = np.select([labels == POSITIVE, labels == DIFFICULT], [1, 0], default=-1)
                 np.testing.assert_array_equal(marks, official[image])
                 compared += 1
-        assert split.images[count - 1].shape[2] == 3
+        assert split.images.read(count - 1).shape[2] == 3
     assert compared == 725
 
 

@@ -16,8 +16,9 @@ from helpers.refusals import CUT, Refusal, damaged, each
 from helpers.tables import data_settings, split_of, write
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.decoding import BadImage, Decoding, read_image
 from mlmoe_jax.data.features import FeatureTable
-from mlmoe_jax.data.images import ArrayImages, BadImage, Decoding, read_image
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree, read_tree
 from mlmoe_jax.data.labels.graph import read_glove
 from mlmoe_jax.data.labels.grouping import group_labels

@@ -59,7 +59,7 @@ DAMAGE = [
             (added(CATEGORIES, {"id": 44, "name": "flask"}), "is damaged: it lists the category id 44 twice"),
             (
                 added(IMAGES, {"id": 7, "file_name": coco_file("train", 100)}),
-                f"lists {coco_file('train', 100)} with two ",
+                f"lists train2014/{coco_file('train', 100)} with two ",
             ),
             (added(IMAGES, {"id": 100, "file_name": "a.jpg"}), "is damaged: it lists the image id 100 twice"),
         )

@@ -184,7 +184,7 @@ CLASSES = [
         classes="names.txt",
         model_classes=["cat", "dog"],
     ),
-    of_classes("b\na\nb\n", "names the class 'b' twice; write one class name per line"),
+    of_classes("b\na\nb\n", "names the class 'b' twice; name each class once"),
     of_classes(" \n", "contains no class names; write one class name per line"),
     use("no classes", "cannot read {at}/no.txt: No such file or directory", classes="no.txt"),
 ]

@@ -9,10 +9,10 @@ from helpers.tables import listed, widths, write
 
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.sources.catalog import DATA_SETS
 from mlmoe_jax.data.sources.open import count_labels, find_root, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Published
+from mlmoe_jax.data.split import SkippedImages
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
 
@@ -78,7 +78,7 @@ def test_no_other_image_is_held_out_for_a_missing_one(table):
     (held_out,) = open_split(data, "val").ids
     (table / held_out).unlink()
     train, val = (open_split(data, name) for name in ("train", "val"))
-    assert (len(train), len(val), val.missing.ids) == (19, 0, [held_out])
+    assert (len(train), len(val), val.missing.split.ids) == (19, 0, [held_out])
 
 
 def test_slow_libraries_are_imported_only_when_needed():

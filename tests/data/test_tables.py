@@ -9,7 +9,7 @@ from helpers.tables import lines, listed, opened, settings, widths, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools.predict_files import ResultRows
-from mlmoe_jax.data.sources.names import split_key
+from mlmoe_jax.data.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits
 from mlmoe_jax.data.usage import Usage, join_usages, unused_input
 from mlmoe_jax.inference.predictor import LabeledImage

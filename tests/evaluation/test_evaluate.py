@@ -11,7 +11,8 @@ from helpers.metric_cases import evaluate_scores
 from helpers.runs import CLASSES, published_config, write_published
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
+from mlmoe_jax.data.decoding import STRICT, BadImage
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace

@@ -72,4 +72,4 @@ def listed(split) -> list[str]:
 
 def widths(split) -> list[int]:
     """Return the widths of the images, by which `write_images` tells them apart."""
-    return [image.shape[1] for image in split.images]
+    return [split.images.read(row).shape[1] for row in range(len(split))]

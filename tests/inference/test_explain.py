@@ -8,7 +8,8 @@ from PIL import Image
 
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
+from mlmoe_jax.data.decoding import STRICT, BadImage
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess

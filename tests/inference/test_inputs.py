@@ -2,7 +2,7 @@ import numpy as np
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import Decoding, open_image, read_image
+from mlmoe_jax.data.decoding import Decoding, open_image, read_image
 from mlmoe_jax.data.transforms import resize_square
 from mlmoe_jax.inference.inputs import MixedImages, read_images
 

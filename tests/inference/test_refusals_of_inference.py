@@ -10,7 +10,7 @@ from helpers.refusals import Refusal, each
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import Predictor

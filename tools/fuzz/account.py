@@ -23,7 +23,7 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.errors import UserError
 from tools.fuzz.given import KINDS, LABELS, Draft, Oddity, nfc, number_of, plain, write
 from tools.fuzz.hostile import Case, Silent

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.data.images import IMAGE_FORMATS, Decoding, read_image
+from mlmoe_jax.data.decoding import IMAGE_FORMATS, Decoding, read_image
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.pretrained.load import read_tensors
 from tools.fuzz.data_sets import own_images

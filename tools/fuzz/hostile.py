@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
 
-from mlmoe_jax.data.images import BadImage, Images
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import Images
 
 Case = tuple[str, Callable[[], object]]  # a description, and the action
 

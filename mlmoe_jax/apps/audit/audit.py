@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.corrections import Key

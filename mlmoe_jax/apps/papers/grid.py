@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.errors import DONE, USER_ERROR, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples

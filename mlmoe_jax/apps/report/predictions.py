@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.results import SplitScores

@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.request_images import read_body
 from mlmoe_jax.apps.serving.service import Options, Service, require_readable
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import MIB, open_regular, read_stream

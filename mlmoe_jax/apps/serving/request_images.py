@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastapi import HTTPException, Request
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.runtime.text import printable
 
 RAW, MULTIPART = "application/octet-stream", "multipart/form-data"

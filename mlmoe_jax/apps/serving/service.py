@@ -19,8 +19,8 @@ from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
 from mlmoe_jax.apps.serving.request_images import LIMITS, Limits, RequestImages
 from mlmoe_jax.apps.serving.turns import Turns
+from mlmoe_jax.data.decoding import MAX_DECODED, BadImage
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import MAX_DECODED, BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label

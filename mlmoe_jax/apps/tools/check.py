@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
+from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.image_search import find_unlisted
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles
+from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import find_root, open_splits
@@ -40,7 +41,6 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     """Open every split of `config.data`, decode its images, and return a report that can be written as JSON.
 
     Args:
-      config: the config.
       sample: the largest number of images to decode per split, evenly spaced; 0 = all.
 
     Returns:
@@ -155,12 +155,7 @@ def _damaged_files(root: str) -> list[str]:
 
 
 def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
-    """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read.
-
-    Args:
-      split: the split.
-      errors: row of an image -> the error.
-    """
+    """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read."""
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.names import SEPARATORS, label_key, names_joined_by
+from mlmoe_jax.data.names import SEPARATORS, find_variants, names_joined_by
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
@@ -29,9 +29,6 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
     """Return text that says where images are listed, such as "labels.csv lines 2, 7".
 
     An image that is not listed in a table is named by its id.
-
-    Args:
-      images: pairs of a split and the row of an image in the split.
     """
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
@@ -86,7 +83,6 @@ def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]
     """Return sentences about labels that are probably mistakes. Each label is in at most one sentence.
 
     Args:
-      splits: the splits of a data set.
       separator: the value of `data.separator` if a cell of the table lists the names of several labels, "" if each
         image has a list of names, and None if the names are columns or folders.
     """
@@ -108,18 +104,15 @@ def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]
 
 def _variants(labels: LabelCounts) -> Mistakes:
     """Yield each label that differs from a more frequent label only in case, spaces, hyphens, underscores or .0."""
-    groups = defaultdict(list)
-    for k, name in enumerate(labels.names):
-        if labels.counts[k]:
-            groups[label_key(name)].append(k)
-    for group in groups.values():
+    for group in find_variants(labels.names):
         main, *others = sorted(group, key=lambda k: -labels.counts[k])
         for k in others:
-            yield (
-                {k},
-                f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens, "
-                f"underscores or .0; write '{labels.names[main]}' there if they are the same",
-            )
+            if labels.counts[k]:
+                yield (
+                    {k},
+                    f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens, "
+                    f"underscores or .0; write '{labels.names[main]}' there if they are the same",
+                )
 
 
 def _joined_names(labels: LabelCounts, separator: str | None) -> Mistakes:

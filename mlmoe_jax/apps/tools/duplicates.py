@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
@@ -53,10 +53,8 @@ def inspect_images(
     """Decode images of a split, in one thread per CPU core.
 
     Args:
-      split: the split.
       rows: i64[n], the rows of the images to decode.
       advance: function that is called after each image, to show progress.
-      decoding: the settings of the decoder.
     """
     readable, errors = [], {}
     with ThreadPoolExecutor(cores()) as pool:
@@ -152,7 +150,6 @@ def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> l
     appearance, in this order of priority.
 
     Args:
-      splits: the splits.
       images: `Inspection.images` of each split.
     """
     inspected = list(zip(splits, images, strict=True))
@@ -169,8 +166,6 @@ def _duplicates_of(
     """Yield the duplicates of two splits, one `Duplicates` per kind. Both splits may be the same split.
 
     Args:
-      first: the first split.
-      second: the second split.
       first_images: `Inspection.images` of the first split.
       second_images: `Inspection.images` of the second split.
     """

@@ -23,12 +23,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     """Write the labels of every split of `config.data` in a format of a labeling tool.
 
     Args:
-      config: the config.
-      name: name of the format, a key of FORMATS.
       output: path of the file or folder to write. If there are several splits, {split} stands for the name of a split.
-
-    Returns:
-      A table of the written files, to print.
 
     Raises:
       UserError: the images are not files, or the format cannot represent their names.
@@ -72,7 +67,6 @@ def _difficult_code(form: Format, treatment: str) -> int:
 
     Args:
       form: the format. If it can mark difficult labels, the code stays DIFFICULT.
-      treatment: the treatment of difficult labels in the split, from the config.
     """
     if form.holds_difficult:
         return DIFFICULT
@@ -83,7 +77,6 @@ def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[La
     """Yield the entry of each image of a split: its path and its labels. The labels of an unlabeled image are None.
 
     Args:
-      split: the split.
       images: the paths of the images, as they are written to the file.
       difficult: the label code that replaces DIFFICULT.
     """
@@ -98,8 +91,6 @@ def _losses(split: Split, form: Format, difficult: int) -> Iterator[str]:
     """Yield sentences about label codes that the format cannot represent, and that are written as another code.
 
     Args:
-      split: the split.
-      form: the format.
       difficult: the label code that replaces DIFFICULT.
     """
     is_unknown = split.labels == UNKNOWN

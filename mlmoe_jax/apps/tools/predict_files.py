@@ -15,7 +15,7 @@ from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
-from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.split_checks import sample_images

@@ -26,9 +26,10 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.hidden import hide_positives
-from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
+from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.models.adapters.catalog import prompts_class

@@ -19,7 +19,6 @@ class TrainingLabels:
     Attributes:
       codes: label codes i8[N,K].
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
-      steps_per_epoch: the number of training steps per epoch.
       seed: the seed of random values that a loss draws per image.
       prior: [K], the estimated share of images with each label; None if it is not given.
     """

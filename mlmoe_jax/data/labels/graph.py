@@ -24,6 +24,7 @@ COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plan
 # The standard deviation of the numbers in GloVe's 300-dimensional vectors of the COCO label names.
 GLOVE_DEVIATION = 0.377
 _PARTS = re.compile(r"[^\W_]+")
+_THRESHOLD, _WEIGHT = 0.4, 0.25  # of an edge, and of the neighbors of a label together
 _EPSILON = 1e-6  # as in the authors' code, for labels without edges
 
 Counts = Num[np.ndarray, "k k"]  # the number of images with both labels, with a zero diagonal
@@ -34,49 +35,29 @@ def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.
     """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
 
     Rows of labels without positives are 0.
-
-    Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
     """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
 
 
-def label_graph(
-    counts: Counts, positives: Positives, *, threshold: float = 0.4, share: float = 0.2, transpose: bool = True
-) -> Float[np.ndarray, "k k"]:
+def label_graph(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
     """Return the normalized adjacency matrix Ā, f[K,K], of the layers H ← act(Ā H W) in ML-GCN.
 
-    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (ML-GCN, eq. 7). The neighbors of a
-    label have the total weight `share`, and the label itself has the weight 1 − share (ML-GCN, eq. 8). The scale of the
-    weights cancels in Ā. Therefore the authors' weight 0.25 with a diagonal of 1 equals share = 0.2. Without edges, Ā
-    is the identity.
+    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ 0.4 (ML-GCN, eq. 7). The neighbors of a label
+    have a quarter of its own weight, which is a share of 0.2 (ML-GCN, eq. 8). Without edges, Ā is the identity. As in
+    the authors' code,
 
-    transpose=True follows the authors' code:
-
-        W = share/(1 − share)·B/(column sums of B + 1e-6) + I
+        W = 0.25·B/(column sums of B + 1e-6) + I
         Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2)
 
     A label receives information from the labels that imply it (`person` from 55 of the 80 labels of COCO). The weights
-    are normalized by column sums, but the degrees are row sums.
-
-    transpose=False follows ML-GCN, eq. 8: W is normalized by the row sums of B, and Ā = diag(d) W diag(d). A label
-    receives information from the labels that it implies.
-
-    Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
-      threshold: τ in (0, 1].
-      share: p in [0, 1).
-      transpose: True for the authors' code, False for ML-GCN, eq. 8.
+    are normalized by column sums, but the degrees are row sums. The equation (ML-GCN, eq. 8) has row sums only, and no
+    transpose.
     """
-    edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
-    degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
-    weights = share / (1 - share) * edges / (degree + _EPSILON) + np.eye(len(edges))
+    edges = (conditional_probabilities(counts, positives) >= _THRESHOLD).astype(np.float64)
+    weights = _WEIGHT * edges / (edges.sum(axis=0) + _EPSILON) + np.eye(len(edges))
     scale = weights.sum(axis=1) ** -0.5
-    directed = weights.T if transpose else weights
-    return (scale[:, None] * directed * scale).astype(np.float32)
+    return (scale[:, None] * weights.T * scale).astype(np.float32)
 
 
 def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:
@@ -93,12 +74,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
     letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the vectors of its words that
     are in the file, as in ML-GCN. Only the necessary lines are parsed.
 
-    Args:
-      path: the text file.
-      names: the K label names.
-
-    Raises:
-      UserError: the file cannot be read or has another format, or it has none of the words of a label.
+    Raises UserError if the file cannot be read or has another format, or it has none of the words of a label.
     """
     words_by_name = [_words(name) for name in names]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
@@ -141,12 +117,6 @@ def cooccurrence_vectors(
 
     The vectors are reproducible on one machine only, because another machine may rotate eigenvectors of equal
     eigenvalues. A trained model must therefore be stored with its vectors.
-
-    Args:
-      counts: [K,K], the number of images with both labels.
-      positives: [K], the number of images with each label.
-      images: the number of images.
-      width: the length of a vector.
     """
     positives = np.asarray(positives, np.float64)
     occurrences = np.maximum(positives, 1)

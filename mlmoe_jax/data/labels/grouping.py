@@ -19,9 +19,6 @@ _ROWS = 1 << 16
 def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
     """Count the images with each pair of labels and with each label. Only the code 1 (POSITIVE) is counted.
 
-    Args:
-      labels: label codes [N,K].
-
     Returns:
       counts: sparse i64[K,K], the number of images with both labels, with a zero diagonal. It is sparse because few
         pairs of 20,000 labels occur.
@@ -46,8 +43,6 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
     co-occurs with no other label: its entries of S are 0.
 
     Args:
-      counts: [K,K], the number of images with both labels, with a zero diagonal.
-      positives: [K], the number of images with each label.
       tau: τ > 0, the order of the root. 2 gives the published "co" groups of COCO. The published "dc" groups cannot be
         reproduced exactly. The closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co", for labels that occur together: (R + Rᵀ)/2, with a zero diagonal. "dc", for labels that rarely occur
@@ -81,12 +76,7 @@ def group_labels(
     fewer groups than requested, because labels are identical, the highest group numbers are unused.
 
     Args:
-      counts: [K,K], the number of images with both labels, with a zero diagonal.
-      positives: [K], the number of images with each label.
       num_groups: from 1 (all labels in one group) to K (one label per group).
-      tau: see `affinity`.
-      side: "co" or "dc", see `affinity`.
-      seed: seed of the random starts of the clustering.
 
     Raises:
       UserError: `num_groups` is not in 1 … K.

@@ -35,12 +35,7 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
 
     A label that a known positive implies in the label tree is known too. All other labels are unknown.
 
-    Args:
-      split: the training split.
-      data_config: `config.data`.
-
-    Raises:
-      UserError: the file that `data.known_positives` names is damaged or does not fit the split.
+    Raises UserError if the file that `data.known_positives` names is damaged or does not fit the split.
     """
     rule = data_config.known_positives
     if rule == ALL:
@@ -71,15 +66,7 @@ def find_mistake(rule: str) -> str:
 
 
 def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.ndarray, "n k"]:
-    """Draw one positive label of each image that has positive labels.
-
-    Args:
-      positive: bool[N,K], the positive labels.
-      random: the generator.
-
-    Returns:
-      bool[N,K], the drawn labels.
-    """
+    """Draw one positive label of each image that has positive labels."""
     known = np.zeros_like(positive)
     for row, is_positive in enumerate(positive):
         candidates, others = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
@@ -90,16 +77,7 @@ def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.
 
 
 def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, divisor: int) -> Bool[np.ndarray, "n k"]:
-    """Draw ⌊m / divisor⌋ + 1 of the m positive labels of each image.
-
-    Args:
-      positive: bool[N,K], the positive labels.
-      random: the generator.
-      divisor: see above.
-
-    Returns:
-      bool[N,K], the drawn labels.
-    """
+    """Draw ⌊m / divisor⌋ + 1 of the m positive labels of each image."""
     rows, columns = np.nonzero(positive)
     order = np.lexsort((random.random_sample(len(rows)), rows))
     count = positive.sum(axis=1)
@@ -114,12 +92,7 @@ def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: fl
     """Draw a fraction `share` of the positive labels of all images together.
 
     Args:
-      positive: bool[N,K], the positive labels.
-      random: the generator.
       share: the fraction, in (0, 1).
-
-    Returns:
-      bool[N,K], the drawn labels.
     """
     positions = np.flatnonzero(positive)
     known = np.zeros(positive.size, bool)
@@ -139,8 +112,7 @@ def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
 
     Lines about images of other splits are ignored.
 
-    Raises:
-      UserError: a line has another format or an unknown class, or an image of the split is not in the list.
+    Raises UserError if a line has another format or an unknown class, or an image of the split is not in the list.
     """
     with damage_explained(path):
         listed = dict(_line(line, len(split.classes)) for line in read_bytes(path).decode().splitlines())

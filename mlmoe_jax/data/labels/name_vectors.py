@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from etils import epath
 from jaxtyping import Float, Float32
 from safetensors.numpy import load, save
 
+from mlmoe_jax.data.names import require_names
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, open_text, read_bytes
 from mlmoe_jax.runtime.formats import read_metadata
@@ -55,12 +55,7 @@ def read_label_names(path: str | os.PathLike) -> tuple[LabelName, ...]:
     labels = tuple(LabelName(name, tuple(filter(None, descriptions))) for name, *descriptions in rows)
     if not labels:
         raise UserError(f"{path} contains no class names; write one class name per line")
-    counts = Counter(label.name for label in labels)
-    repeated, times = counts.most_common(1)[0]
-    if times > 1:
-        raise UserError(f"{path} names the class '{repeated}' twice; write one class name per line")
-    if wrong := [name for name in counts if not name or not name.isprintable()]:
-        raise UserError(f"{path} has {wrong[0]!r} where a name should be; write one printable class name per line")
+    require_names([label.name for label in labels], path)
     return labels
 
 

@@ -33,15 +33,12 @@ class LabelSpace:
     """The names of the K labels of a model, and statistics of the labels in the training split.
 
     Attributes:
-      names: the names of the labels.
       together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal. A dense array is
         converted.
       positives: i64[K], the number of training images with each label.
-      images: the number of training images.
       co_group: i32[K], the group of each label in the grouping of labels that occur together ("co" in `affinity`).
       dc_group: i32[K], the group of each label in the grouping of labels that rarely occur together ("dc").
       vectors: f32[K,d], one vector per label name; None if the model needs no vectors.
-      tree: which labels imply or exclude other labels.
       name_vectors: the vectors of the names in the space of an image-text model; None if the model was made without
         them.
     """
@@ -181,10 +178,8 @@ def compute_label_space(
     """Compute the label space from the labels of the training split. No image is read.
 
     Args:
-      train: the training split.
       data_name: name of the data set, which selects the published groups.
       model_config: `config.model`; `prompts.groups`, `prompts.num_groups` and `head.graph` are used.
-      seed: seed of the clustering.
       grouped: whether the model needs label groups. Otherwise all labels are in one group.
       vectors: whether the model needs vectors of the labels.
       name_vectors: the vectors of the names, in any order; None if the model is made without them.
@@ -221,7 +216,6 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
     """Return a label space of artificial labels, for use without a data set.
 
     Args:
-      labels: the number of labels.
       groups: the number of groups. All groups have about equally many labels.
     """
     group = (np.arange(labels) % groups).astype(np.int32)

@@ -24,7 +24,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.sources.tables import read_columns
 from mlmoe_jax.data.split import Split
@@ -75,8 +75,8 @@ def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str]
             rows = [row for row in rows if row.image in names]
             if len(rows) != len(names):
                 raise ValueError(f"it has {len(rows):,} of the {len(names):,} images of {LISTS[split]}")
-        listed = validated(rows, Listing(table, split), FINDINGS)
-    return listed.to_split(folder, _with_folders(listed.images, folder))
+        opened = select_split(rows, Listing(table, split, folder), FINDINGS)
+    return replace(opened, images=opened.images.with_names(_with_folders(opened.ids, folder)))
 
 
 def _nih_rows(table: Path) -> Iterator[ImageRow]:
@@ -111,8 +111,8 @@ def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     folder = next((root / name for name in ARCHIVES if (root / name).is_dir()), root)
     table = folder / f"{split}.csv"
     with damage_explained(table):
-        listed = validated(_chexpert_rows(table), Listing(table, split), OBSERVATIONS)
-    return replace(listed, labels=_apply_no_finding(listed.labels)).to_split(folder)
+        opened = select_split(_chexpert_rows(table), Listing(table, split, folder), OBSERVATIONS)
+    return replace(opened, labels=_apply_no_finding(opened.labels))
 
 
 def _chexpert_rows(table: Path) -> Iterator[ImageRow]:

@@ -30,11 +30,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, first_repeated, note_empty, validated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows, Listing, note_empty, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
 COCO_FILES = Published(
@@ -52,14 +52,12 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     if not path.is_file():
         raise COCO_FILES.missing(f"there is no file {path}")
     with damage_explained(path):
-        rows, categories = read_instances(path)
-        listed = validated(rows, Listing(path, split), categories)
-    files = [f"{split}2014/{file}" for file in listed.images]
-    return listed.to_split(folder, files, files)
+        rows, categories = read_instances(path, f"{split}2014/")
+        return select_split(rows, Listing(path, split, folder), categories)
 
 
-def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
-    """Return the rows and the category names of an instances file in COCO's format.
+def read_instances(path: Path, prefix: str = "") -> tuple[list[ImageRow], list[str]]:
+    """Return the rows and the category names of an instances file in COCO's format. File names follow after `prefix`.
 
     Images are sorted by their ids as strings (lexicographically).
     """
@@ -70,15 +68,13 @@ def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     for annotation in content["annotations"]:
         labels[annotation["image_id"]][names[annotation["category_id"]]] = POSITIVE
     splits = {image["id"]: image.get(SPLIT_COLUMN) for image in content["images"]}
-    rows = [ImageRow(files[image], labels[image], split=splits[image]) for image in sorted(files, key=str)]
+    rows = [ImageRow(prefix + files[image], labels[image], split=splits[image]) for image in sorted(files, key=str)]
     return rows, list(names.values())
 
 
-def _read_own(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[list[ImageRow], list[str]]:
-    rows, categories = read_instances(path)
-    note_empty(rows, usage)
+def _read_own(given: LabelInput) -> LabelRows:
+    rows, categories = read_instances(given.path)
+    note_empty(rows, given.usage)
     return rows, categories
 
 

@@ -20,8 +20,8 @@ import os
 from dataclasses import replace
 from typing import NamedTuple
 
+from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
-from mlmoe_jax.data.sources.rows import first_repeated
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -46,7 +46,6 @@ class Suggestion(NamedTuple):
     """A row of a file of suggestions.
 
     Attributes:
-      line: the line number of the row.
       cells: column -> cell. The columns have the order of the file.
     """
 
@@ -75,9 +74,8 @@ class Suggestion(NamedTuple):
 def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     """Return a split in which the accepted corrections of a file replace label codes.
 
-    Raises:
-      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
-        or two rows answer differently for one image and label.
+    Raises UserError if the file is missing or invalid, an accepted row names an image or a label that the split does
+    not have, or two rows answer differently for one image and label.
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {compose(name): row for row, name in enumerate(split.ids)}
@@ -108,8 +106,7 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
 def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]]:
     """Return (row, whether it is accepted) for each row of a file of corrections; None without an answer.
 
-    Raises:
-      UserError: the file is missing or invalid.
+    Raises UserError if the file is missing or invalid.
     """
     answers = []
     for row in read_suggestions(path):
@@ -130,8 +127,7 @@ def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
     A program for spreadsheets may have written it: with a byte order mark, another separator, or without the empty
     cells at the end of a row.
 
-    Raises:
-      UserError: the file is missing or invalid.
+    Raises UserError if the file is missing or invalid.
     """
     refuse_spreadsheet(path)
     with damage_explained(path):

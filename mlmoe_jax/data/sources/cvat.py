@@ -11,18 +11,14 @@ those without a label.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from ml_collections import ConfigDict
-
-from mlmoe_jax.data.images import read_size
+from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, note_empty
-from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows, note_empty
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
@@ -39,15 +35,13 @@ DIFFICULT_MARK = (
 )
 
 
-def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[list[ImageRow], list[str] | None]:
-    with open_regular(path) as file:
+def _read(given: LabelInput) -> LabelRows:
+    with open_regular(given.path) as file:
         root = parse_xml(file)
     names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]
     images = root.iter("image")
     rows = [ImageRow(image.attrib["name"], _read_labels(image), split=image.get("subset")) for image in images]
-    note_empty(rows, usage)
+    note_empty(rows, given.usage)
     return rows, names or None
 
 

@@ -36,7 +36,8 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
+from mlmoe_jax.data.decoding import STRICT, Decoding
+from mlmoe_jax.data.images import ArrayImages, Images
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import cache_folder
@@ -54,6 +55,7 @@ COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
 EXCLUSIVE = (frozenset({2, 5, 8}), frozenset({0, 1, 4}))
 SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
+TRADES_PER_ROW = 10
 
 
 # ---------------------------------------------------------------------------------------------------- source scans
@@ -99,20 +101,15 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
     return labels
 
 
-def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
+def break_correlations(random: np.random.RandomState, labels: np.ndarray) -> np.ndarray:
     """Return a random binary matrix with the row sums and the column sums of `labels`, bool[N,K] (Curveball trades).
 
     A trade chooses two random rows and the labels that only one of the two rows has. It redistributes these labels at
     random between the two rows, such that each row keeps its number of labels (Strona et al., Nature Communications
-    5:4114, 2014).
-
-    Args:
-      random: the generator.
-      labels: bool[N,K].
-      trades_per_row: the number of trades is `trades_per_row`·N.
+    5:4114, 2014). There are TRADES_PER_ROW·N trades.
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
-    for _ in range(trades_per_row * len(sets)):
+    for _ in range(TRADES_PER_ROW * len(sets)):
         first = random.randint(len(sets))
         second = (first + 1 + random.randint(len(sets) - 1)) % len(sets)
         only_first, only_second = sets[first] - sets[second], sets[second] - sets[first]
@@ -145,10 +142,6 @@ BLOTCHES = tuple(
 
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
     """Return the part of the canvas that is within `half` pixels of `center` along both axes.
-
-    Args:
-      center: (y, x) in pixels.
-      half: half the side of the square in pixels.
 
     Returns:
       Two slices for rows and columns, and the offsets of pixel centers from `center`: y f32[h] and x f32[w].
@@ -183,7 +176,6 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     """Paint one scan onto the canvas, in place, in a color with contrast.
 
     Args:
-      random: the generator.
       canvas: f32[64,64,3].
       scan: f32[8,8].
       center: (y, x) in pixels.
@@ -402,9 +394,9 @@ def write_files(out: Path) -> None:
         with open(out / f"{name}.csv", "w", newline="") as table:
             rows = csv.writer(table)
             rows.writerow(["image", "labels"])
-            for identifier, image, labels in zip(split.ids, split.images, split.labels, strict=True):
-                Image.fromarray(image).save(out / identifier)
-                rows.writerow([identifier, ";".join(DIGITS[k] for k in np.flatnonzero(labels))])
+            for row, identifier in enumerate(split.ids):
+                Image.fromarray(split.images.read(row)).save(out / identifier)
+                rows.writerow([identifier, ";".join(DIGITS[k] for k in np.flatnonzero(split.labels[row]))])
         status(f"{out / name}.csv: {len(split)} images")
 
 

@@ -9,16 +9,13 @@ labels are names. The label of an image may also stand alone, without a list; nu
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import list_images
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import read_bytes
@@ -26,9 +23,8 @@ from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import compose
 
 
-def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
+def _read(given: LabelInput) -> LabelRows:
+    path, folder = given.path, given.folder
     content = json.loads(read_bytes(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file

@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import split_key
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.names import split_key
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage, unused_input
@@ -35,8 +35,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     Classes and the images of each class are sorted by name. Ids are paths relative to `data.root`. The account of the
     training split notes the images that are in another split too.
 
-    Raises:
-      UserError: the split has no folder or no images, or a folder is not one of the classes.
+    Raises UserError if the split has no folder or no images, or a folder is not one of the classes.
     """
     root = data_folder(data_config, "the folders of classes")
     split_of_folder = _find_splits(root, split, data_config)
@@ -56,7 +55,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     if classes is None:
         classes = sorted({compose(name).strip() for top in tops for name in _subfolders(root / top)})
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
-    return replace(validated(rows, Listing(usage.place, split), classes, usage).to_split(root), usage=usages)
+    return replace(select_split(rows, Listing(usage.place, split, root), classes, usage), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
@@ -66,7 +65,7 @@ def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, s
 
     Raises UserError if the split to open has no folder.
     """
-    folders, listing = _subfolders(root), Listing(root, split, splits=used_splits(data_config, split))
+    folders, listing = _subfolders(root), Listing(root, split, root, splits=used_splits(data_config, split))
     found = {folder: listing.find_split(folder) for folder in folders}
     if split in found.values():
         return found
@@ -156,8 +155,6 @@ def _merge_copies(
     The first of the files is kept, and each further file is counted as merged.
 
     Args:
-      root: the folder of all paths.
-      split: the split of the images.
       label_of_image: path of each image of the split -> the label of its folder.
       others: paths of the images of other splits.
       usage: the account of the split. It notes the images that are merged or in another split too.

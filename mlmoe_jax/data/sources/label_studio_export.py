@@ -21,9 +21,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.names import find_name
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -57,10 +57,8 @@ def read_address(address: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[list[ImageRow], None]:
-    control, key = data_config.label_column, data_config.image_column
+def _read(given: LabelInput) -> LabelRows:
+    path, control, key = given.path, given.config.label_column, given.config.image_column
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
     for task in json.loads(read_bytes(path)):
@@ -78,7 +76,7 @@ def _read(
     if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
         _require_control(path, control, controls)
     rows = [_make_row(image, split, annotations[image], control) for image, split in splits.items()]
-    _note_unread(usage, results, rows, control)
+    _note_unread(given.usage, results, rows, control)
     return rows, None
 
 
@@ -138,8 +136,6 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, 
     are marked as ground truth, all other annotations are ignored.
 
     Args:
-      image: path of the image.
-      split: name of the split, or None.
       annotations: the annotations of the image. If there are none, the image counts as not labeled.
       control: name of the <Choices> tag with the labels.
     """
@@ -217,9 +213,7 @@ def prediction(
     If no label is predicted, it is 1 minus the highest probability of a label.
 
     Args:
-      labels: the predicted labels.
       scores: label -> probability, for all labels.
-      version: name of the model.
       control: name of the <Choices> tag in the labeling configuration.
       image: name of the <Image> tag to which the choices belong.
     """

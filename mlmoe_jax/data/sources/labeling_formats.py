@@ -37,8 +37,6 @@ class LabelFile:
     """A file or folder to write in the format of a labeling tool.
 
     Attributes:
-      path: path of the file or folder.
-      names: names of the labels.
       images: paths of all images, absolute or relative to `folder`.
       folder: folder of the images; "" is the working directory.
       version: name of the model that made the predictions. "" if the labels are labels of a data set.
@@ -69,8 +67,7 @@ class Format:
 
     Attributes:
       suffix: suffix of the file; "" if the format is a folder.
-      read: (file or folder, `config.data`, folder of the images, known classes or None, account of the file) -> (rows,
-        label names). The label names are None if the format does not list them.
+      read: input -> (rows, label names). The label names are None if the format does not list them.
       write: (file, entries) -> sentence. It writes the entries. The sentence tells the user about further files; "" if
         there are none.
       require: raises UserError if the format cannot represent the names of the labels or images of a file.

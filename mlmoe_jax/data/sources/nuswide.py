@@ -15,7 +15,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -55,7 +55,7 @@ def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | N
         )
     with damage_explained(f"{labels} for the images of {list_path}"):
         rows = (_make_row(file, row) for file, row in zip(files, marks, strict=True))
-        return validated(rows, Listing(list_path, split), CONCEPTS).to_split(folder)
+        return select_split(rows, Listing(list_path, split, folder), CONCEPTS)
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -60,8 +60,6 @@ def open_split(
     data.bad_images=skip. This is the last step, so that the held-out images do not depend on missing files.
 
     Args:
-      data_config: `config.data`.
-      split: name of the split.
       classes: the ordered class names of the training split, or None. A source without fixed classes uses them to read
         its labels. For other sources, they must be equal to the classes of the source.
       tree: the label tree; None reads `data.tree`.
@@ -143,10 +141,7 @@ def open_splits(
     """Open the training split, and other splits with the classes of the training split.
 
     Args:
-      data_config: `config.data`.
       names: names of the other splits. Repeated and empty names are ignored.
-      seed: as in `open_split`.
-      keep_missing: as in `open_split`.
 
     Returns:
       A dict of name -> split. The training split is the first entry.

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.names import is_no_value
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.names import is_no_value
-from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, validated
+from mlmoe_jax.data.sources.rows import LabelInput, Listing, ReadRows, select_split
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -31,71 +32,67 @@ SPREADSHEETS = (".xlsx", ".xls", ".ods")
 def open_own_images(
     read_rows: ReadRows, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None
 ) -> Split:
-    """Open a split of images that a file of the user lists. Images are in the order of the file.
+    """Open a split of images that a file of the user lists, in the order of the file.
+
+    If each split has its own folder `data.images`, ids begin with the name of the split.
 
     Args:
-      read_rows: function that reads the file.
-      data_config: `config.data`.
-      split: name of the split.
       classes: the ordered class names, used if `data.classes` is empty. None means the classes that the file lists, or
         all labels in the file, sorted by name.
 
     Raises:
-      UserError: the file is missing or damaged, or `validated` raises it.
+      UserError: the file is missing or damaged, or `select_split` raises it.
     """
     table = data_config.table
-    path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
+    root = data_folder(data_config, f"the table {table}")
+    path = root / table.replace("{split}", split)
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     refuse_spreadsheet(path)
     if data_config.classes:
-        classes = _read_classes(data_config)
-    folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+        classes = _read_classes(root / data_config.classes, data_config)
+    folder = root / data_config.images.replace("{split}", split)
     has_one_split = "{split}" in table
     listing = Listing(
         path,
         split,
+        folder,
         "" if has_one_split else data_config.train_split,
         (split,) if has_one_split else used_splits(data_config, split),
-        f"{folder.absolute()}".rstrip("/") + "/",
     )
     usage = Usage(f"{path}", "image")
     with damage_explained(path):
-        rows, own_classes = read_rows(path, data_config, folder, classes, usage)
-        listed = validated(rows, listing, classes or own_classes, usage)
-    if data_config.group_column and listed.groups is None:
+        rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
+        opened = select_split(rows, listing, classes or own_classes, usage)
+    _require_groups_and_paths(opened, path, data_config.group_column)
+    if "{split}" in data_config.images:  # file names of different splits may be equal
+        return replace(opened, ids=[f"{split}/{image}" for image in opened.ids])
+    return opened
+
+
+def _require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
+    """Raise UserError if the groups or the paths of the images of a split cannot be as its file means them."""
+    if group_column and split.groups is None:
         raise UserError(
-            f"{path} has no group in the column '{data_config.group_column}' for any image of split {split}; fill it, "
-            "or correct or clear data.group_column"
+            f"{path} has no group in the column '{group_column}' for any image of split {split.name}; fill it, or "
+            "correct or clear data.group_column"
         )
-    if wrong := next(filter(is_no_value, listed.groups or ()), ""):
+    if wrong := next(filter(is_no_value, split.groups or ()), ""):
         raise UserError(
             f"{path} has the group '{wrong}', which stands for no value; leave it empty where an image is a group of "
             "its own"
         )
-    return _make_split(data_config, listed, folder)
+    if outside := next((image for image in split.ids if image.startswith("/")), ""):
+        raise UserError(
+            f"{path} lists {outside}, which is not below {split.images.folder}; set data.images to a folder above all "
+            "images, such as /"
+        )
 
 
-def _read_classes(data_config: ConfigDict) -> Sequence[str]:
-    path = Path(data_config.root).expanduser() / data_config.classes
+def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
     if data_config.name in FORMATS and (read := FORMATS[data_config.name].read_classes):
         return read(path, data_config)
     return read_classes(path)
-
-
-def _make_split(data_config: ConfigDict, listed: ListedImages, folder: Path) -> Split:
-    """Return a split of the listed images; UserError if an absolute path is not below `folder`.
-
-    If each split has its own folder `data.images`, ids begin with the name of the split. File names of different splits
-    may be equal.
-    """
-    if outside := [image for image in listed.images if image.startswith("/")]:
-        raise UserError(
-            f"{listed.listing.path} lists {outside[0]}, which is not below {folder}; set data.images to a folder above "
-            "all images, such as /"
-        )
-    prefix = f"{listed.listing.split}/" if "{split}" in data_config.images else ""
-    return listed.to_split(folder, ids=[f"{prefix}{image}" for image in listed.images])
 
 
 def refuse_spreadsheet(path: str | os.PathLike) -> None:

@@ -28,7 +28,8 @@ from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 from filelock import FileLock
 
-from mlmoe_jax.data.images import BadImage, EncodedImages
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -58,9 +59,6 @@ class PackedFile:
     """A file of a packed data set, as the manifest lists it.
 
     Attributes:
-      file: name of the file.
-      bytes: size of the file in bytes.
-      sha256: sha256 of the file.
       records: the number of images in the file; 0 for the file with the labels.
     """
 
@@ -87,9 +85,7 @@ class Manifest:
     """The manifest of a packed data set.
 
     Attributes:
-      folder: folder of the packed data set.
       source: name of the data set that was packed.
-      classes: names of the labels.
       splits: name of a split -> its files: first the file with the labels, then the shards.
     """
 
@@ -122,7 +118,6 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
 
     Args:
       root: local folder, or address such as gs://, of the packed data set.
-      split: name of the split.
 
     Raises:
       UserError: `root` is not a packed data set, the split is unknown, or the labels are damaged.

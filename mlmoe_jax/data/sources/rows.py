@@ -1,4 +1,4 @@
-"""From the rows of a source to the images and labels of a split, with one check for all sources."""
+"""From the rows of a source to a split, with one check for all sources."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import difflib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int8
@@ -17,18 +18,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
-from mlmoe_jax.data.sources.names import label_problem, split_key
+from mlmoe_jax.data.names import label_problem, require_names, split_key
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
-_Name = TypeVar("_Name", bound=Hashable)
-# (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
-# file lists them
-ReadRows = Callable[
-    [Path, ConfigDict, Path, Sequence[str] | None, Usage], tuple[Iterable["ImageRow"], Sequence[str] | None]
-]
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 SHOWN_SPLITS = 8  # names of splits that are not used, which the account counts one by one
 
@@ -39,7 +34,7 @@ class ImageRow(NamedTuple):
     Attributes:
       image: path of the image.
       labels: label -> code; None if nobody has labeled the image.
-      other_labels: the code of all labels that are not in `labels`.
+      other_labels: the code of all labels that are not in `labels`, NEGATIVE or UNKNOWN.
       split: name of the split of the image; None or blank if the source does not assign the image to a split.
       group: name of the group of the image, such as a patient; "" if the image is a group of its own.
       line: line number of the image in a table; 0 if the file does not have one line per image.
@@ -59,10 +54,6 @@ class ImageRow(NamedTuple):
         """The line or the image, for the account of a file."""
         return f"line {self.line}" if self.line else self.image
 
-    def stated(self, label: str) -> int:
-        """Return the code that the row gives a label; UNKNOWN if the row only lists other labels."""
-        return self.labels.get(label, self.other_labels if self.is_complete else UNKNOWN)
-
     def merge(self, other: ImageRow) -> ImageRow:
         """Return this row with the labels of another row of the image.
 
@@ -72,14 +63,33 @@ class ImageRow(NamedTuple):
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
             raise ValueError("labels: some and none")
-        labels = {}
+        labels, unstated = {}, self.other_labels if self.is_complete else UNKNOWN
         for label in {**self.labels, **other.labels}:
-            codes = self.stated(label), other.stated(label)
+            codes = self.labels.get(label, unstated), other.labels.get(label, unstated)
             if codes[0] != codes[1] and UNKNOWN not in codes:
                 raise ValueError(f"label '{label}': {codes[0]} and {codes[1]}")
             labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
-        default = NEGATIVE if NEGATIVE in (self.other_labels, other.other_labels) else self.other_labels
-        return self._replace(labels=labels, other_labels=default, group=self.group or other.group)
+        others = max(self.other_labels, other.other_labels)  # NEGATIVE if one row says so, otherwise UNKNOWN
+        return self._replace(labels=labels, other_labels=others, group=self.group or other.group)
+
+
+class LabelInput(NamedTuple):
+    """A file or folder of labels to read.
+
+    Attributes:
+      config: `config.data`.
+      classes: the known classes; None if the file should list them.
+    """
+
+    path: Path
+    config: ConfigDict
+    folder: Path
+    classes: Sequence[str] | None
+    usage: Usage
+
+
+LabelRows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
+ReadRows = Callable[[LabelInput], LabelRows]
 
 
 @dataclass(frozen=True)
@@ -87,19 +97,17 @@ class Listing:
     """A file or folder that lists images, and the name of the split to open.
 
     Attributes:
-      path: the file or folder.
-      split: name of the split to open.
+      folder: the folder of the images, to which their paths are relative.
       train_split: name of the split of all rows if no row names a split. "" means that all rows of the file belong to
         the split to open, even if they name another split.
       splits: names of all splits that are used.
-      folder: the folder of the images as an absolute path with / at its end. It is removed from the paths of images.
     """
 
     path: str | os.PathLike
     split: str
+    folder: str | os.PathLike
     train_split: str = ""
     splits: Sequence[str] = ()
-    folder: str = ""
 
     def find_split(self, name: str) -> str | None:
         """Return the element of `splits` that `name` names in any usual spelling, see `split_key`; None without one."""
@@ -115,58 +123,24 @@ class Listing:
         """
         return f"{self.path} line {number}" if number else f"{self.path}"
 
+    @cached_property
+    def _start(self) -> str:
+        return f"{Path(self.folder).absolute()}".rstrip("/") + "/"
+
     def image_path(self, image: str) -> str:
-        """Return the path of an image without parts such as ./ and dir/../, with single forward slashes."""
+        """Return the path of an image below the folder, without parts such as ./ and dir/../, with single slashes."""
         if "\\" in image or "./" in image or "//" in image:
             image = os.path.normpath(image.replace("\\", "/"))
-        return image.removeprefix(self.folder)
+        return image.removeprefix(self._start)
 
 
-@dataclass(frozen=True)
-class ListedImages:
-    """The N images of a split, with labels of K classes.
-
-    Attributes:
-      listing: the file that lists the images.
-      classes: names of the classes.
-      images: path of each image.
-      labels: label codes i8[N,K].
-      groups: name of each image's group, or "" for a group of its own. None if no image has a named group.
-      lines: line number of each image in the table; empty if the file does not have one line per image.
-      usage: the account of the file.
-    """
-
-    listing: Listing
-    classes: tuple[str, ...]
-    images: list[str]
-    labels: Int8[np.ndarray, "n k"]
-    groups: list[str] | None
-    lines: Sequence[int]
-    usage: Usage
-
-    def to_split(
-        self, folder: str | os.PathLike, files: Sequence[str] | None = None, ids: Sequence[str] | None = None
-    ) -> Split:
-        """Return these images as a split.
-
-        Args:
-          folder: folder of the image files.
-          files: paths of the image files relative to the folder; None means `images`.
-          ids: names of the images in the split; None means `images`.
-        """
-        table = os.path.basename(self.listing.path)
-        images = ImageFiles(folder, self.images if files is None else files, table, self.lines)
-        ids = self.images if ids is None else ids
-        return Split(self.listing.split, self.classes, self.labels, ids, images, self.groups, usage=(self.usage,))
-
-
-def validated(
+def select_split(
     rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
-) -> ListedImages:
-    """Check the rows of a source, and return the images of one split.
+) -> Split:
+    """Check the rows of a source, and return one split, in the order of the rows. Ids are the paths of the images.
 
     Args:
-      rows: the rows of all splits, in the order of the images.
+      rows: the rows of all splits.
       listing: the file that lists the images, and the split to open.
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
       usage: the account of the file, to which the rows are added; None begins an account.
@@ -200,7 +174,6 @@ class _Selection:
     """The rows of the split to open, collected as arrays, and the account of all rows.
 
     Attributes:
-      usage: the account.
       parts: split, as rows spell it -> these rows.
       unlabeled: the number of images of the split to open that nobody has labeled.
       labels: the label of each column. The classes are first, then other labels in the order of the rows.
@@ -214,8 +187,7 @@ class _Selection:
     def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
         self.listing, self.usage = listing, usage
         self.classes = None if classes is None else tuple(compose(name).strip() for name in classes)
-        if repeated := first_repeated(self.classes or ()):
-            raise UserError(f"{listing.path} names the class '{repeated}' twice")
+        require_names(self.classes or (), listing.path)
         self.parts: dict[str | None, _Part] = {}
         self.unlabeled = 0
         self.labels = list(self.classes or ())
@@ -375,12 +347,12 @@ class _Selection:
             usage.notes.append(f"has labels in several spellings, which are merged: {abbreviate(several)}")
 
     # ------------------------------------------------------------------------------------------------------- result
-    def result(self) -> ListedImages:
-        """Return the images of the split.
+    def result(self) -> Split:
+        """Return the split.
 
         Raises UserError if there are no images, or if a label is not one of the classes.
         """
-        path = self.listing.path
+        listing, path = self.listing, self.listing.path
         if not self.images:
             raise UserError("; it ".join([f"{path} {self._why_empty()}", *self.usage.notes]))
         if self.classes is not None and self.first_unknown:
@@ -397,7 +369,8 @@ class _Selection:
         groups = [self.groups[at] for at in live] if any(self.groups) else None
         lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
         images = [self.images[at] for at in live]
-        return ListedImages(self.listing, classes, images, self._labels(classes, live), groups, lines, self.usage)
+        files = ImageFiles(listing.folder, images, os.path.basename(path), lines)
+        return Split(listing.split, classes, self._labels(classes, live), images, files, groups, usage=(self.usage,))
 
     def _labels(self, classes: Sequence[str], live: Sequence[int]) -> Int8[np.ndarray, "n k"]:
         position = {name: k for k, name in enumerate(classes)}
@@ -446,13 +419,3 @@ def note_empty(rows: Iterable[ImageRow], usage: Usage) -> None:
     if empty := [row.image for row in rows if not row.labels]:
         count = quantity(len(empty), "image")
         usage.notes.append(f"has {count} without an annotation, whose labels are all negative: {abbreviate(empty, 3)}")
-
-
-def first_repeated(names: Iterable[_Name]) -> _Name | None:
-    """Return the first name that is equal to an earlier name; None if all names are different."""
-    seen: set[_Name] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

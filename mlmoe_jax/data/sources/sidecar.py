@@ -11,19 +11,15 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
-from mlmoe_jax.data.image_search import list_files
-from mlmoe_jax.data.images import is_image
+from mlmoe_jax.data.image_search import is_image, list_files
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.sources.source import named_files
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_text
 from mlmoe_jax.runtime.formats import read_rows
@@ -35,28 +31,17 @@ MOST_TAGS = MIB  # bytes of a text file
 _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the taggers keep the _
 
 
-def _read(
-    path: Path,
-    data_config: ConfigDict,
-    folder: Path,
-    known_classes: Sequence[str] | None,
-    usage: Usage,
-    *,
-    listed: bool,
-) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
-    names = _read_tags(path / TAGS) if listed else None
+def _read(given: LabelInput, *, listed: bool) -> LabelRows:
+    names = _read_tags(given.path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
-    return (
-        _row(path, image, name_of_spelling) for image in _find_images(path, folder, named_files(data_config), usage)
-    ), names
+    return (_row(given.path, image, name_of_spelling) for image in _find_images(given)), names
 
 
-def _find_images(path: Path, folder: Path, without: Collection[str], usage: Usage) -> list[str]:
-    """Return the sorted images in `folder`, and count the files there and in `path` that belong to none.
-
-    Files `without` are neither.
-    """
+def _find_images(given: LabelInput) -> list[str]:
+    """Return the sorted images, and count the files that belong to none. Files that the config names are neither."""
+    path, folder, usage = given.path, given.folder, given.usage
+    without = named_files(given.config)
     usage.unit = "file"
     files = list_files(folder, usage, without)
     images = sorted(file for file in files if is_image(folder / file))

@@ -45,7 +45,6 @@ class Published:
     """The files of a published data set.
 
     Attributes:
-      name: the value of `data.name`.
       files: description of the files and folders that the folder of the data set should contain.
       address: where the files are published.
       section: section of docs/datasets.md with the download commands and the layout.

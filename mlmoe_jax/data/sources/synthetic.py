@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import STRICT, Decoding, Images
+from mlmoe_jax.data.decoding import STRICT, Decoding
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

@@ -46,12 +46,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.names import find_name
+from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
@@ -70,19 +68,18 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
-def read_jsonl(
-    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None, usage: Usage
-) -> tuple[Iterator[ImageRow], None]:
+def read_jsonl(given: LabelInput) -> LabelRows:
     """Return the rows of a JSONL file, and None in place of class names.
 
     Iterating over the rows raises UserError at a line that has another form.
     """
-    usage.unit = "row"
-    return _jsonl_rows(path, data_config, usage), None
+    given.usage.unit = "row"
+    return _jsonl_rows(given), None
 
 
-def _jsonl_rows(path: Path, data_config: ConfigDict, usage: Usage) -> Iterator[ImageRow]:
-    names, known = _named_columns(data_config), {}
+def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
+    path, config, known = given.path, given.config, {}
+    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column
 
     @functools.lru_cache(maxsize=1 << 10)  # most lines have equal keys
     def find_keys(keys: tuple[str, ...]) -> tuple[str | None, ...]:
@@ -98,12 +95,12 @@ def _jsonl_rows(path: Path, data_config: ConfigDict, usage: Usage) -> Iterator[I
                 row = _make_row(*map(record.get, find_keys(tuple(record))), line)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
-                    f"{path} line {line} should be a JSON object with a path under '{data_config.image_column}', and "
-                    f"under '{data_config.label_column}' labels as a list of names, or as an object that maps names to "
+                    f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
+                    f"under '{config.label_column}' labels as a list of names, or as an object that maps names to "
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
             yield row
-    _note_unused(usage, "key", known, {find_name(known, name) for name in names})
+    _note_unused(given.usage, "key", known, {find_name(known, name) for name in names})
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,11 +123,6 @@ def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> Ima
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
-def _named_columns(data_config: ConfigDict) -> tuple[str, str, str, str]:
-    """Return the names of the columns or keys of the image, its labels, its split and its group."""
-    return data_config.image_column, data_config.label_column, SPLIT_COLUMN, data_config.group_column
-
-
 def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
     """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
 
@@ -153,44 +145,42 @@ def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collecti
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
-def read_csv(
-    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None, usage: Usage
-) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
+def read_csv(given: LabelInput) -> LabelRows:
     """Return the rows of a CSV table, and its classes.
 
     The classes are None if the table has one column with label names.
 
-    Raises:
-      UserError: a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the rows.
+    Raises UserError if a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the
+    rows.
     """
+    path, config = given.path, given.config
     with open_text(path) as file:
         header = _read_header(csv.reader(file, skipinitialspace=True), path)
-    image = find_column(header, data_config.image_column, "data.image_column", path)
-    group = data_config.group_column
+    image = find_column(header, config.image_column, "data.image_column", path)
+    group = config.group_column
     group = find_column(header, group, "data.group_column", path) if group else None
     split = find_name(header, SPLIT_COLUMN)
     columns = (image, None if split is None else header.index(split), group)
     others = [name for at, name in enumerate(header) if at not in columns]
-    if data_config.label_column:
-        label = "data.label_column (empty: a column per class)"
-        labels = find_column(header, data_config.label_column, label, path)
-        own_classes, used, read_labels = None, (header[labels],), _names_reader(labels, data_config.separator, path)
+    if config.label_column:
+        labels = find_column(header, config.label_column, "data.label_column (empty: a column per class)", path)
+        classes, used, read_labels = None, (header[labels],), _names_reader(labels, config.separator, path)
     else:
-        own_classes = used = _class_columns(others, data_config, classes, path)
-        read_labels = _codes_reader(header, own_classes, path)
-    usage.unit = "row"
-    _note_unused(usage, "column", others, used)
-    return _csv_rows(path, columns, read_labels, bool(own_classes), usage), own_classes
+        classes = used = _class_columns(others, given)
+        read_labels = _codes_reader(header, classes, path)
+    given.usage.unit = "row"
+    _note_unused(given.usage, "column", others, used)
+    return _csv_rows(given, columns, read_labels, bool(classes)), classes
 
 
 def _csv_rows(
-    path: Path, columns: Sequence[int | None], read_labels: ReadLabels, is_complete: bool, usage: Usage
+    given: LabelInput, columns: Sequence[int | None], read_labels: ReadLabels, is_complete: bool
 ) -> Iterator[ImageRow]:
-    image, split, group = columns
+    path, (image, split, group) = given.path, columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
         header = _read_header(reader, path)
-        for line, cells in whole_rows(reader, header, path, usage, [at for at in columns if at is not None]):
+        for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns if at is not None]):
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
                 read_labels(cells, line),
@@ -307,19 +297,18 @@ def read_columns(
     Raises UserError if there is no column of such a name.
     """
     reader = csv.reader(lines)
-    header = [name.strip() for name in next(filter(None, reader), [])]
+    header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]
     for line, cells in whole_rows(reader, header, path):
         yield line, tuple(cells[column] for column in columns)
 
 
-def _class_columns(
-    columns: Sequence[str], data_config: ConfigDict, classes: Sequence[str] | None, path: Path
-) -> tuple[str, ...]:
+def _class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
     """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes.
 
     `columns` are all columns but the image, the split and the group.
     """
+    path, classes = given.path, given.classes
     if not columns or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
@@ -331,7 +320,7 @@ def _class_columns(
             f"{path} has no column '{missing[0]}', which the list of classes names (columns: {abbreviate(columns)}); "
             "correct one of the two"
         )
-    if not data_config.classes and len(columns) > len(names):
+    if not given.config.classes and len(columns) > len(names):
         raise UserError(
             f"{path} has the column '{min(set(columns) - set(names))}', which is not one of the {len(names)} classes; "
             "remove it, or list the class columns in the file of data.classes"

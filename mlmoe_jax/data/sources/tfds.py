@@ -44,7 +44,6 @@ class TfdsImages(EncodedImages):
     """The images of a TFDS data source, which are stored as encoded files.
 
     Args:
-      source: the data source.
       key: the feature that contains the image.
       title: name of the split in errors.
     """
@@ -156,12 +155,6 @@ def _class_label(feature):
 
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
     """Read the labels and the ids of all N images of a data source.
-
-    Args:
-      source: the data source.
-      label_key: the feature that contains the labels.
-      count: the number of labels.
-      features: the features of the data set.
 
     Returns:
       labels: label codes i8[N,count].

@@ -20,6 +20,7 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.name_vectors import read_classes
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -72,7 +73,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     drawn = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
     labels = [(f"{images[row][0]}.jpg", images[row][1]) for row in drawn]
-    return _make_split(labels, Listing(path, split), tuple(_categories()), folder)
+    return _make_split(labels, Listing(path, split, folder), tuple(_categories()))
 
 
 def find_category(name: str, categories: dict[str, int]) -> int | None:
@@ -129,28 +130,23 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     with damage_explained(index_path):
         numbers_of = json.loads(PUBLISHED_500.read(index_path))
         labels = [(file, numbers_of[file]) for file in files]
-        return _make_split(labels, Listing(list_path, split), classes, folder)
+        return _make_split(labels, Listing(list_path, split, folder), classes)
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _make_split(
-    labels: Sequence[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str], folder: Path
-) -> Split:
+def _make_split(labels: Iterable[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str]) -> Split:
     """Return a split of images that are in VG_100K or in VG_100K_2. All ids begin with VG_100K.
 
-    Args:
-      labels: file name -> class indices.
-      listing: the file that lists the images.
-      classes: names of the classes.
-      folder: the folder that contains VG_100K and VG_100K_2.
+    `labels` are pairs of a file name and the indices of its classes.
     """
-    first, second = IMAGE_FOLDERS
+    folder, (first, second) = Path(listing.folder), IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     name_of = dict(enumerate(classes))
     rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels)
-    listed = validated(rows, listing, classes)
-    names = [image.removeprefix(f"{first}/") for image in listed.images]
-    return listed.to_split(folder, [f"{second if name in in_second else first}/{name}" for name in names])
+    split = select_split(rows, listing, classes)
+    names = [image.removeprefix(f"{first}/") for image in split.ids]
+    files = [f"{second if name in in_second else first}/{name}" for name in names]
+    return replace(split, images=split.images.with_names(files))
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -55,7 +55,7 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
             for image, codes in labels.items():
                 codes[name] = CODE_OF_MARK[marks[image]]
     rows = (ImageRow(f"JPEGImages/{image}.jpg", codes) for image, codes in labels.items())
-    return validated(rows, Listing(lists, split), VOC_CLASSES).to_split(folder)
+    return select_split(rows, Listing(lists, split, folder), VOC_CLASSES)
 
 
 def _find(root: Path, year: int) -> Path:

@@ -17,7 +17,8 @@ from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, run_f
 from mlmoe_jax.apps.report.predictions import KINDS, MOST_MISTAKES, SIDE, Predictions
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import SEED
-from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError

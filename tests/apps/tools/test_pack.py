@@ -15,7 +15,8 @@ from helpers.packing import SIZES, assert_same_split, config_of, files_of, smoot
 from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
-from mlmoe_jax.data.images import ArrayImages, BadImage
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, read_manifest, verify
 from mlmoe_jax.data.split import Split
@@ -34,7 +35,7 @@ def test_files_are_stored_unchanged(small_voc, tmp_path):
     assert read_manifest(output).source == "voc2012"
     assert list(verify(output)) == [""] * 6
     assert (open_packed(output, "train").labels == 2).any(), "difficult labels are kept"
-    assert open_packed(output, "train").images[6].shape == (92, 60, 3), "rotated according to its EXIF data"
+    assert open_packed(output, "train").images.read(6).shape == (92, 60, 3), "rotated according to its EXIF data"
     assert set(files_of(output)) == {
         *(".lock", "manifest.json", "train.npz", "val.npz", "val-00000-of-00001.arrayrecord"),
         "val-00000-of-00001.arrayrecord.json",
@@ -46,14 +47,14 @@ def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
     config = config_of(small_voc, short_side=31)
     pack(config, tmp_path / "out")
     ours, source = open_packed(tmp_path / "out", "train"), open_split(config.data, "train")
-    shapes = [image.shape[:2] for image in ours.images]
+    shapes = [ours.images.read(row).shape[:2] for row in range(len(ours))]
     assert shapes == [(30, 50), (50, 30), (31, 31), (20, 20), (31, 300), (47, 31), (48, 31)]
     for row, size in enumerate(SIZES):
         file = ours.images.encoded(row)
         assert (file == source.images.encoded(row)) == (min(size) <= 31)
         assert Image.open(io.BytesIO(file)).format == "JPEG"
-        resized = Image.fromarray(source.images[row]).resize(shapes[row][::-1], Image.Resampling.LANCZOS)
-        assert np.abs(ours.images[row].astype(int) - np.asarray(resized)).mean() < 2
+        resized = Image.fromarray(source.images.read(row)).resize(shapes[row][::-1], Image.Resampling.LANCZOS)
+        assert np.abs(ours.images.read(row).astype(int) - np.asarray(resized)).mean() < 2
 
 
 def test_any_number_of_processes_gives_the_same_files(small_voc, tmp_path):

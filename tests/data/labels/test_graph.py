@@ -16,17 +16,9 @@ def test_label_graph_by_hand():
     counts, positives = np.array([[0, 4, 2], [4, 0, 0], [2, 0, 0]]), np.array([10, 5, 4])
     probabilities = graphs.conditional_probabilities(np.pad(counts, (0, 1)), np.append(positives, 0))
     np.testing.assert_array_equal(probabilities, [[0, 0.4, 0.2, 0], [0.8, 0, 0, 0], [0.5, 0, 0, 0], [0] * 4])
-    chosen = {"threshold": 0.6, "share": 1 / 3}
-    for options, weights in (
-        ({}, np.array([[1, 0.25, 0], [0.125, 1, 0], [0.125, 0, 1]])),
-        (chosen, np.array([[1, 0, 0], [0.5, 1, 0], [0, 0, 1]])),
-    ):
-        d = np.diag(weights.sum(axis=1) ** -0.5)
-        np.testing.assert_allclose(graphs.label_graph(counts, positives, **options), d @ weights.T @ d, rtol=2e-6)
-    # ML-GCN, eq. 8: the weights are normalized by row, not by column
-    weights = np.array([[1, 0.25, 0], [0.25, 1, 0], [0.25, 0, 1]])
-    expected = weights / 1.25
-    np.testing.assert_allclose(graphs.label_graph(counts, positives, transpose=False), expected, rtol=2e-6)
+    weights = np.array([[1, 0.25, 0], [0.125, 1, 0], [0.125, 0, 1]])
+    d = np.diag(weights.sum(axis=1) ** -0.5)
+    np.testing.assert_allclose(graphs.label_graph(counts, positives), d @ weights.T @ d, rtol=2e-6)
 
 
 def test_frequency_order_is_by_decreasing_positives():

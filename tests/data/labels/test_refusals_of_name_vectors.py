@@ -53,8 +53,12 @@ NOT_FINITE = np.array([[np.nan] * 4] * 2, np.float32)
 REFUSALS = [
     of_list("an empty list", "", "contains no class names; write one class name per line"),
     of_list("a name twice", "sea\nboat\n sea\tdeep\n", "names the class 'sea' twice"),
-    of_list("descriptions without a name", "sea\n\tdeep\n", "has '' where a name should be"),
-    of_list("a control character", "sea\x07\n", "has 'sea\\x07' where a name should be"),
+    of_list("descriptions without a name", "sea\n\tdeep\n", "has the label '', which is no name"),
+    of_list(
+        "a control character",
+        "sea\x07\n",
+        "has the label 'sea\\x07', with a line break or another",
+    ),
     of_list("a list in UTF-16", "sea\n".encode("utf-16-le"), "is not UTF-8"),
     Refusal("no list", None, lambda at: read_label_names(at / "labels.txt"), "cannot read {at}/labels.txt"),
     damaged("no vectors", written, "v.safetensors", GONE, read_name_vectors, "cannot read {at}/v.safetensors"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate, compose
 
+_Name = TypeVar("_Name", bound=Hashable)
 _SPELLINGS = {
     "train": ("training", "trn", "tr"),
     "val": ("valid", "validation", "dev", "devel", "development"),
@@ -58,8 +62,21 @@ def find_name(columns: Iterable[str], name: str) -> str | None:
     return next((column for column in columns if plain and compose(column).strip().casefold() == plain), None)
 
 
-def label_problem(name: str) -> str:
-    """Return why a text is no name of a label, and what to do, as the end of a sentence; "" if it is a name."""
+def first_repeated(names: Iterable[_Name]) -> _Name | None:
+    """Return the first name that occurs again; None if all names are different."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def require_names(names: Sequence[str], place: str | os.PathLike) -> None:
+    """Raise UserError unless the labels of a file or a split have different, printable names."""
+    if (repeated := first_repeated(names)) is not None:
+        raise UserError(f"{place} names the class '{repeated}' twice; name each class once")
+    for name in names:  # lines of labels.txt, and cells of tables
+        if problem := _why_unprintable(name):
+            raise UserError(f"{place} has the label {name!r:.100}, {problem}")
+
+
+def _why_unprintable(name: str) -> str:
     if not name:
         return "which is no name; write the name of a label"
     if not name.isprintable():
@@ -67,6 +84,13 @@ def label_problem(name: str) -> str:
             "with a line break or another character that is not printable; rename it, or correct the separator or the "
             "quote before it"
         )
+    return ""
+
+
+def label_problem(name: str) -> str:
+    """Return why a text is no name of a label, and what to do, as the end of a sentence; "" if it is a name."""
+    if problem := _why_unprintable(name):
+        return problem
     if _SYNTAX.search(name):
         return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
     if _QUOTED.search(name):
@@ -81,8 +105,15 @@ def label_problem(name: str) -> str:
     return ""
 
 
-def label_key(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, spaces, hyphens, underscores or a final .0."""
+def find_variants(names: Sequence[str]) -> list[list[int]]:
+    """Return the indices of names that differ only in case, spaces, hyphens, underscores or a final .0, by groups."""
+    groups = defaultdict(list)
+    for k, name in enumerate(names):
+        groups[_label_key(name)].append(k)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _label_key(name: str) -> str:
     plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).strip().casefold())
     return re.sub(r"^(\d+)\.0+$", r"\1", plain)  # as other programs write numbers in a column with empty cells
 
@@ -107,8 +138,7 @@ def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
 def doubtful_names(names: Sequence[str]) -> list[str]:
     """Return sentences about labels that are probably several names, or the name of another label."""
     joined = [names[k] for mark in SEPARATORS for k in names_joined_by(mark, names)]
-    spellings = Counter(map(label_key, names))
-    variants = sorted((name for name in names if spellings[label_key(name)] > 1), key=label_key)
+    variants = [names[k] for group in find_variants(names) for k in group]
     doubts = {
         "labels that may be several names, with another separator": joined,
         "labels that differ only in case, spaces, hyphens, underscores or .0": variants,
