@@ -104,7 +104,7 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str, float]]:
-    """Train a model in a run folder and evaluate it, as `--mode=train` does.
+    """Train a model in a run folder and evaluate it, as `mlmoe train` does.
 
     If the run folder has a checkpoint, the training resumes from it.
 
@@ -136,7 +136,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
 def evaluate(
     workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None, *, checkpoint: str = "best"
 ) -> dict[str, dict[str, float]]:
-    """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does.
+    """Evaluate the trained model of a run folder on its test splits, as `mlmoe eval` does.
 
     The results are also written to the run folder. They replace earlier results of these splits.
 

@@ -3,7 +3,7 @@
 Exit codes:
 
     0    done
-    1    `--mode=data` found problems, or `--mode=compile` found a step that does not fit its devices
+    1    `mlmoe data` found problems, or `mlmoe compile` found a step that does not fit its devices
     2    user error, explained in one sentence
     3    done, but from an older checkpoint, because the newest checkpoint is damaged
     4    the disk is full, read-only or failing

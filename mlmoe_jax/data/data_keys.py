@@ -37,7 +37,7 @@ DATA_KEYS = section(
     **keys_of(DATA_SETS, "name"),
     corrections=PathKey(
         "",
-        "CSV of --mode=data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
+        "CSV of mlmoe data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
     ),
     tree=PathKey(
         "",
@@ -91,7 +91,7 @@ DATA_KEYS = section(
     ),
     exif=ChoiceKey(
         "apply",
-        "EXIF orientation; --mode=predict applies it unless this key is set there.",
+        "EXIF orientation; mlmoe predict applies it unless this key is set there.",
         choices={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
         stages=("image",),
         on_resume="reported",
@@ -131,7 +131,7 @@ DATA_KEYS = section(
     workers=AutoIntegerKey(
         AutoIntegerKey.AUTO,
         "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, and "
-        "one per core for --mode=pack.",
+        "one per core for mlmoe pack.",
         least=0,
         stages=("image",),
         on_resume="free",

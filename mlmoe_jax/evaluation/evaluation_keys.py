@@ -34,14 +34,14 @@ EVAL_KEYS = section(
     ),
     select_metric=TextKey(
         "mAP",
-        "Metric that selects weights, stops training early and chooses in --mode=prune: a name in results.json that "
+        "Metric that selects weights, stops training early and chooses in mlmoe prune: a name in results.json that "
         "training computes and that is better if higher.",
         stages=("train", "prune"),
         only_if=BY_STEPS,
     ),
     threshold=NumberKey(
         0.5,
-        "Lowest probability of a predicted label, for precision, recall, F1 and --mode=predict.",
+        "Lowest probability of a predicted label, for precision, recall, F1 and mlmoe predict.",
         least=0,
         most=1,
     ),
@@ -60,7 +60,7 @@ METRIC_KEYS = section(
 )
 
 THRESHOLD_KEYS = section(
-    "How decision thresholds are fitted, by --mode=thresholds or at the end of training.",
+    "How decision thresholds are fitted, by mlmoe thresholds or at the end of training.",
     stages=("fit",),
     on_resume="free",
     at_end=FlagKey(
@@ -94,11 +94,11 @@ THRESHOLD_KEYS = section(
 )
 
 CALIBRATION_KEYS = section(
-    "How --mode=calibrate corrects scores, so that a score of 0.7 means 70 %; it fits on thresholds.split.",
+    "How mlmoe calibrate corrects scores, so that a score of 0.7 means 70 %; it fits on thresholds.split.",
     stages=("calibrate",),
     on_resume="free",
     use=FlagKey(
-        True, "Report corrected scores in --mode=predict, serve and export, not raw probabilities.", stages=("score",)
+        True, "Report corrected scores in mlmoe predict, serve and export, not raw probabilities.", stages=("score",)
     ),
     method=ChoiceKey(
         "platt",

@@ -4,7 +4,7 @@
 
     {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
 
-Training and `--mode=eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
+Training and `mlmoe eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
 for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module is the only one
 that reads or writes these files. Shape letters: N images, K labels.
 """
@@ -180,7 +180,7 @@ def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
     """
     folder.require()
     if not (folder / RESULTS).exists():
-        raise UserError(f"{folder} has no {RESULTS}; run --mode=eval --workdir={folder}, or let its training finish")
+        raise UserError(f"{folder} has no {RESULTS}; run mlmoe eval --workdir={folder}, or let its training finish")
     return _stored(folder)
 
 
@@ -214,7 +214,7 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
     """
     entries = {split: entry for split, entry in read_split_results(folder).items() if entry.scores}
     if not entries:
-        raise UserError(f"{folder} has results, but no scores of images; run --mode=eval on the run folder itself")
+        raise UserError(f"{folder} has results, but no scores of images; run mlmoe eval on the run folder itself")
     return {split: _read_file(folder, entry.scores, split) for split, entry in entries.items()}
 
 
@@ -235,7 +235,7 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
     """Return `splits[name]`, where `splits` is a result of `read_scores`; UserError if it has no such split."""
     if name not in splits:
         raise UserError(
-            f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
+            f"{folder} has scores of {', '.join(splits)}, not of {name}; run mlmoe eval --workdir={folder} "
             f"--config.data.test_splits={name}"
         )
     return splits[name]

@@ -157,7 +157,7 @@ class Adapter(nnx.Module):
     uses_groups: bool = False
     """Whether the prompts belong to label groups."""
     prunable: bool = False
-    """Whether --mode=prune can prune the prompts."""
+    """Whether mlmoe prune can prune the prompts."""
     merges: bool = False
     """Whether the deltas can be merged into the weights of the layers.
 

@@ -3,7 +3,7 @@
 A run folder has everything for evaluation, prediction and reports: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
 `per_class.csv`, `cooccurrence.csv`, `scores/`, `starts.json`, `images.npz`, `checkpoints/`, and `skipped_images.csv` if
-images could not be read. `--mode=eval` replaces the results of the splits that it evaluates. A shared model has
+images could not be read. `mlmoe eval` replaces the results of the splits that it evaluates. A shared model has
 `adapter.safetensors` instead of checkpoints. Paths are etils.epath paths, so a folder can be local or in an object
 store. Files are replaced atomically: by renaming on local disk, and by the object store itself elsewhere.
 """

@@ -96,7 +96,7 @@ class Thresholds:
 
 def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
     if name not in stored:
-        raise UserError(f"{THRESHOLDS} has no {what} for label {name}; fit it again with --mode={mode}")
+        raise UserError(f"{THRESHOLDS} has no {what} for label {name}; fit it again with mlmoe {mode}")
     return stored[name]
 
 

@@ -36,7 +36,7 @@ def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, 
         folder = RunFolder(place)
         scored = read_scores(folder).get(split)
         if scored is None:
-            command = f"--mode=eval --workdir={place} --config.data.test_splits={split}"
+            command = f"mlmoe eval --workdir={place} --config.data.test_splits={split}"
             raise UserError(f"loss.prior={place} has no scores of the split {split}: run {command}")
         priors = dict(zip(read_labels(folder), scored.readable().scores.mean(axis=0), strict=True))
     if missing := [name for name in names if name not in priors]:

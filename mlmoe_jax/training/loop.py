@@ -239,7 +239,7 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
     fitted = None
     if config.thresholds.at_end:
         fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config)
-        status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
+        status(f"thresholds fitted on {fitted.source['split']}; mlmoe predict uses them")
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():
         if fitted is not None:

@@ -64,7 +64,7 @@ REFUSALS = [
         Refusal(f"{name}, {read.__name__}", make, read, says)
         for name, make, says in (
             ("no run", lambda at: RunFolder(at / "none"), "there is no run folder"),
-            ("no results", lambda at: write_run(at / "run"), "has no results.json; run --mode=eval --workdir={at}/run"),
+            ("no results", lambda at: write_run(at / "run"), "has no results.json; run mlmoe eval --workdir={at}/run"),
         )
         for read in (read_scores, read_results)
     ),
@@ -75,7 +75,7 @@ REFUSALS = [
         "another split",
         scored,
         lambda run: require_split(run, read_scores(run), "vla"),
-        "has scores of val, not of vla; run --mode=eval",
+        "has scores of val, not of vla; run mlmoe eval",
         "--config.data.test_splits=vla",
     ),
     Refusal("no splits", None, without_splits, "data.test_splits is empty; name the splits to evaluate"),

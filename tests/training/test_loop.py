@@ -83,7 +83,7 @@ def test_a_module_sees_values_without_jit(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------------------------------------- selection, thresholds
 def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(run, tmp_path):
-    """Keys of thresholds may change when a run resumes; the fit is that of --mode=thresholds."""
+    """Keys of thresholds may change when a run resumes; the fit is that of mlmoe thresholds."""
     folder, config, before, _ = run("probe").copy(tmp_path / "run")
     assert not read_thresholds(folder).source
     config.thresholds.at_end = True

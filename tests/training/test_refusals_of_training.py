@@ -276,7 +276,7 @@ REFUSALS = [
         "of the training labels, of which",
         **ONE | {"loss__kind": "ll_ct", "loss__large_loss_rate": 0.9, "train__epochs": 3},
     ),
-    of_prior("a prior of a run without scores", "unscored", "run --mode=eval --workdir="),
+    of_prior("a prior of a run without scores", "unscored", "run mlmoe eval --workdir="),
     of_prior("a prior without a label", "prior.csv", "has no prior for 1 labels, the first is c"),
     # mixed images
     of_config(

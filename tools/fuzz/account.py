@@ -1,6 +1,6 @@
 """Used + said = given: the oracle of tables and folders of users.
 
-Input is opened as a training and as `--mode=data` open it. Each image that was given is in a split with a meaning that
+Input is opened as a training and as `mlmoe data` open it. Each image that was given is in a split with a meaning that
 it may have, or a sentence counts it, or the whole input is refused with a sentence that names what is wrong. Nothing
 of the package is used to decide this: an image is recognized by its color.
 """
@@ -88,7 +88,7 @@ def check(draft: Draft, keys: dict[str, object], folder: Path) -> None:
     if data is None:
         _require_reason(draft, error)
         if check_error is None and not any(_said(oddity, said_by_check) for oddity in _refusable(draft)):
-            raise Silent(f"a training is refused, but not by --mode=data: {error}")
+            raise Silent(f"a training is refused, but not by mlmoe data: {error}")
         return
     splits = {split.name: split for split in (data.train_split, *data.eval_splits.values())}
     used = [item for split in splits.values() for item in _content(split)]
@@ -96,7 +96,7 @@ def check(draft: Draft, keys: dict[str, object], folder: Path) -> None:
     if check_error is not None:
         _require_reason(draft, check_error)
         return
-    compare(draft, used, report["classes"], said_by_check, "--mode=data")
+    compare(draft, used, report["classes"], said_by_check, "mlmoe data")
 
 
 @functools.cache

@@ -63,7 +63,7 @@ class Oddity:
       must_say: whether `files` has to be said.
       classes: further classes that are acceptable if they are said.
       counts: further numbers by which the sentence may count, such as lines instead of images.
-      by_check: whether it is enough that `--mode=data` says it.
+      by_check: whether it is enough that `mlmoe data` says it.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The command line: flags, one function per --mode, printing, exit codes."""
+"""The command line: flags, one function per mode, printing, exit codes."""

@@ -100,7 +100,7 @@ def _warn_of_unread(overrides: KeyValues, mode: str) -> None:
     from mlmoe_jax.config import find_unread
 
     for key in find_unread([key for key, _ in overrides], COMMANDS[mode].stages):
-        logging.getLogger(__name__).warning(f"{key} has no effect in --mode={mode}")
+        logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
 def _is_shared(location: str) -> bool:
@@ -117,7 +117,7 @@ def _open_folder(location: str) -> RunFolder:
 
     if _is_shared(location):
         raise UserError(
-            f"--workdir={location} is for --mode=predict, serve, export; for other modes, download the model with "
+            f"--workdir={location} is for mlmoe predict, serve and export; for other modes, download the model with "
             "`hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
         )
     return RunFolder(location)
@@ -151,7 +151,7 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     from mlmoe_jax.runtime.progress import status
 
     if not flags.config:
-        raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
+        raise UserError(f"mlmoe {flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
 
     location = flags.workdir or f"{RUNS}/{run_name(flags.config, overrides, mode=flags.mode, sweep=sweep)}"
 
@@ -359,7 +359,7 @@ def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
 )
 def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
     if len(flags.workdir) != 2:
-        raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
+        raise UserError("mlmoe compare needs --workdir=FOLDER twice, once for each run")
     from mlmoe_jax.apps.tools.compare import compare_folders
 
     first, second = map(_open_folder, flags.workdir)
@@ -375,7 +375,7 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
 @_command(
     "predict",
     "label images",
-    "--workdir=runs/digits --images photos --output=labels.csv",
+    "--workdir=runs/digits --images=photos --output=labels.csv",
     needs=("images",),
     flags=(
         *("workdir", "names", "backbone"),
@@ -428,7 +428,7 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
 
     if bool(flags.workdir) == bool(flags.names):
         raise UserError(
-            "--mode=predict needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one"
+            "mlmoe predict needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one"
         )
     if flags.workdir:
         if flags.backbone:
@@ -538,7 +538,7 @@ def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
 
     for key in find_unread([key for key, _ in overrides], ("encode",)):
         known = ", ".join(keys_read("encode"))
-        raise UserError(f"--config.{key} has no effect on --mode=encode, which reads {known} alone")
+        raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
     weights = apply_overrides(default_config(), overrides).model.backbone.weights
     require_vectors_file(flags.output)
     labels = read_label_names(flags.names)
@@ -560,7 +560,7 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.audit and flags.sample:
         raise UserError("--audit takes all images; leave --sample out")
     if flags.output and not flags.audit:
-        raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
+        raise UserError("mlmoe data writes files only with --audit; add it, or leave --output out")
     config = _load_config(flags.config, overrides, flags.mode)
     if flags.audit:
         from mlmoe_jax.apps.audit.suggestions import audit_data
@@ -625,7 +625,7 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
 )
 def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     if bool(flags.config) == bool(flags.configs):
-        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
+        raise UserError("mlmoe summary needs either --config=FILE or --configs=FILE,FILE,…")
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
 

@@ -86,7 +86,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "names": {
         "help": "a list of label names, one per line, each with descriptions after tabs or without; in predict also "
-        "the .safetensors file of --mode=encode, in place of --workdir"
+        "the .safetensors file of mlmoe encode, in place of --workdir"
     },
     "backbone": {"help": "the backbone whose text tower encodes the names, such as siglip2_vitb16_256 or clip_vitb16"},
     "init-from": {

@@ -3,7 +3,7 @@
 from mlmoe_jax.runtime.keys import PathKey, TextKey, section
 
 SERVE_KEYS = section(
-    "The images of Label Studio's tasks that --mode=serve reads.",
+    "The images of Label Studio's tasks that mlmoe serve reads.",
     stages=("serve",),
     on_resume="free",
     shared="default",

@@ -1,9 +1,9 @@
-"""Keys of --mode=pack and --mode=prune."""
+"""Keys of mlmoe pack and mlmoe prune."""
 
 from mlmoe_jax.runtime.keys import FractionsKey, IntegerKey, section
 
 PACK_KEYS = section(
-    "How --mode=pack stores a data set in shards.",
+    "How mlmoe pack stores a data set in shards.",
     stages=("pack",),
     on_resume="free",
     short_side=IntegerKey(
@@ -17,7 +17,7 @@ PACK_KEYS = section(
 _LEVELS = tuple(step / 10 for step in range(1, 10))
 
 PRUNE_KEYS = section(
-    "How --mode=prune prunes the prompts of E2VPT.",
+    "How mlmoe prune prunes the prompts of E2VPT.",
     stages=("prune",),
     on_resume="at_start",
     token_levels=FractionsKey(_LEVELS, "Fractions of the prompts to prune, one training each."),

@@ -195,7 +195,7 @@ def read_name_vectors(path: str | os.PathLike) -> NameVectors:
         content = read_bytes(path)
         arrays, header = load(content), read_metadata(content)
         if _ABOUT not in header:
-            raise UserError(f"{path} has no vectors of names; write one with --mode=encode")
+            raise UserError(f"{path} has no vectors of names; write one with mlmoe encode")
         loaded = NameVectors.from_arrays(arrays, header[_ABOUT])
     return replace(loaded, sha256=hashlib.sha256(content).hexdigest())
 

@@ -1,6 +1,6 @@
 """Corrections of the labels of the training split, a CSV that `data.corrections` names.
 
-`--mode=data --audit` writes the suggestions, and a person fills the column `accept`:
+`mlmoe data --audit` writes the suggestions, and a person fills the column `accept`:
 
     image,label,given,suggested,score,accept
     beach/001.jpg,boat,0,1,0.021300,yes

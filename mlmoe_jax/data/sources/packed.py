@@ -1,4 +1,4 @@
-"""A data set in a few large files (`--mode=pack`), with random access to each image.
+"""A data set in a few large files (`mlmoe pack`), with random access to each image.
 
     FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
     FOLDER/train.npz                           # labels i8[N,K], ids and groups, so that opening a split reads no image
@@ -109,7 +109,7 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
             for name, split in content["splits"].items()
         }
         if not splits:
-            raise UserError(f"{folder} is incomplete; repeat the --mode=pack command to finish it")
+            raise UserError(f"{folder} is incomplete; repeat mlmoe pack to finish it")
         return Manifest(folder, str(content["source"]), tuple(map(str, content["classes"])), splits)
 
 
@@ -151,7 +151,7 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
         try:
             return "" if file_sha256(path) == item.sha256 else _changed(path)
         except FileNotFoundError:
-            return f"{path} is missing; copy it again, or repeat the --mode=pack command"
+            return f"{path} is missing; copy it again, or repeat mlmoe pack"
 
     with ThreadPoolExecutor(STREAMS) as pool:
         yield from pool.map(problem, itertools.chain.from_iterable(manifest.splits.values()))
@@ -160,7 +160,7 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
 def _changed(path: epath.Path) -> str:
     return (
         f"{path} has changed since it was packed (its sha256 differs); copy it again, or delete it and repeat the "
-        "--mode=pack command"
+        "mlmoe pack command"
     )
 
 
@@ -188,7 +188,7 @@ class PackedImages(EncodedImages):
             return _reader(self.folder, shard).read([position])[0]
         except RuntimeError as error:  # raised by the C++ library, which checks a hash per record
             raise BadImage(
-                f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); --mode=data finds all "
+                f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); mlmoe data finds all "
                 "damaged files"
             ) from error
 

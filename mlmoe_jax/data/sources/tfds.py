@@ -11,7 +11,7 @@ newest prepared version are used. Splits are the data set's own, or parts of the
 Labels come from the first of these features: `labels` (a sequence of classes), `label` (one class or a sequence), or
 `objects` with a `label` each. A single label of −1 means unknown. In VOC, labels in `labels` but not in
 `labels_no_difficult` are difficult. Labels are stored within the records, so opening a split reads all records once.
---mode=pack makes a copy with separate labels.
+`mlmoe pack` makes a copy with separate labels.
 """
 
 import re

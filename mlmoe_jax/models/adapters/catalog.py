@@ -49,7 +49,7 @@ PROMPT_KINDS: Registry[type[Adapter]] = Registry(
             share_key_values=FlagKey(True, "One tensor for additional keys and values."),
             pruning=ChoiceKey(
                 "none",
-                "Masks over prompts and segments, of --mode=prune.",
+                "Masks over prompts and segments, of mlmoe prune.",
                 choices={
                     "none": "no masks",
                     "learned": "trainable masks, to measure importance",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------ keys of more than one head
 _NAMES = PathKey(
     "",
-    "Vectors of the label names (.safetensors, of --mode=encode), or a list of names, one per line; for cosine its "
+    "Vectors of the label names (.safetensors, of mlmoe encode), or a list of names, one per line; for cosine its "
     "classifier, for query and routed_experts what their queries are computed from, for ml_gcn its word vectors.",
 )
 

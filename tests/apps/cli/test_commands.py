@@ -62,7 +62,7 @@ def test_runs_are_fitted_calibrated_and_compared(scored, command):
 def test_keys_that_a_mode_never_reads_are_named(scored, command, mode, key, says):
     images = ["--images=none"] if mode == "predict" else []
     done = command(mode, f"--workdir={scored[0]}", *images, f"--config.{key}=apply")
-    assert (f"warning: {key} has no effect in --mode={mode}" in done.stderr) == says
+    assert (f"warning: {key} has no effect in mlmoe {mode}" in done.stderr) == says
 
 
 def test_keys_without_an_effect_in_any_run_of_a_sweep_are_named(command, tmp_path):

@@ -36,7 +36,7 @@ COMMANDS = {
     "pack --config=mlvpt_digits": "required: --output",
     "reproduce": "required: --table",
     # ------------------------------------------------------------------------------------------------- flags together
-    "": "--mode=train needs --config=FILE",
+    "": "mlmoe train needs --config=FILE",
     "compare --workdir=run": "needs --workdir=FOLDER twice",
     "data --config=mlvpt_digits --audit --sample=5": "--audit takes all images",
     "data --config=mlvpt_digits --output=new": "writes files only with --audit",
@@ -56,7 +56,7 @@ COMMANDS = {
     "encode --names=names.txt --backbone=dinov2_vitb14 --output=a.safetensors": "was trained without texts",
     "encode --names=names.txt --backbone=clip --output=a.safetensors": "there is no backbone 'clip'",
     "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --template=a": "the template 'a' has no {}",
-    "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --config.seed=1": "has no effect on",
+    "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --config.seed=1": "effect in mlmoe encode",
     "predict --workdir=run --images=file --format=csv": "no --format=csv for this mode; there are label_studio",
     "pack --config=mlvpt_digits --output=a.xml --format=cvat --config.pack.short_side=9": "--config.pack.short_side is",
     "summary": "needs either --config=FILE or --configs",
@@ -70,7 +70,7 @@ COMMANDS = {
     # --------------------------------------------------------------------------------------------- folders and configs
     "eval --workdir=empty": "is not the run folder of a training: it has no config.json",
     "eval --workdir=nothing": "no run folder",
-    "report --workdir=demo:photographs": "is for --mode=predict, serve, export",
+    "report --workdir=demo:photographs": "is for mlmoe predict, serve and export",
     **{f"{mode} --workdir=hf:user/name": "--local-dir=FOLDER" for mode in ("eval", "report", "thresholds")},
     "compare --workdir=hf:user/name --workdir=run": "--local-dir=FOLDER",
     "predict --workdir=demo:birds --images=file": "there is demo:photographs",

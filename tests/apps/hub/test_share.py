@@ -308,7 +308,7 @@ def test_what_a_push_refuses(made, hub, refusal, monkeypatch, flags, fail, says)
 
 def test_without_results_or_token_nothing_is_uploaded(made, own, hub, refusal, monkeypatch, tmp_path):
     (own / "results.json").unlink()
-    assert "has no results.json; run --mode=eval" in refusal(share.push, own, "user/name")
+    assert "has no results.json; run mlmoe eval" in refusal(share.push, own, "user/name")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
     assert "there is no token for the hub" in refusal(share.push, made[0], "user/name")

@@ -14,7 +14,7 @@ def of_flags(says, *texts):
 
 
 def of_request(says, table="mlvpt.1", **options):
-    """Flags of --mode=reproduce."""
+    """Flags of mlmoe reproduce."""
     return Refusal(f"{table} {options}", None, lambda at: parse_request(table, **options), says)
 
 

@@ -1,4 +1,4 @@
-"""What `--mode=reproduce` would train: its flags, and the commands of its dry run."""
+"""What `mlmoe reproduce` would train: its flags, and the commands of its dry run."""
 
 import shlex
 

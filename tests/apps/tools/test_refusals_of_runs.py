@@ -214,7 +214,7 @@ OF_SCORES = [
     of_scores(
         "calibration on few images", calibrate_run, [VAL.take(np.arange(20))], "too small to calibrate on: 20 im"
     ),
-    compared("no scores to compare", [], "has no results.json; run --mode=eval"),
+    compared("no scores to compare", [], "has no results.json; run mlmoe eval"),
     compared("no split in common", [drawn_split("holdout", 5)], "has scores of val, test and"),
     compared("another label", [TEST], "the runs have different labels, such as c;", names="abd"),
     compared(
@@ -241,7 +241,7 @@ OF_SCORES = [
     compared(
         "a split that is not there",
         SCORES,
-        "not of tset; run --mode=eval",
+        "not of tset; run mlmoe eval",
         call=lambda a, b: compare_folders(a, b, split="tset"),
     ),
     compared(

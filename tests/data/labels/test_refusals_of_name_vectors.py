@@ -63,7 +63,7 @@ REFUSALS = [
     Refusal("no list", None, lambda at: read_label_names(at / "labels.txt"), "cannot read {at}/labels.txt"),
     damaged("no vectors", written, "v.safetensors", GONE, read_name_vectors, "cannot read {at}/v.safetensors"),
     damaged("cut vectors", written, "v.safetensors", CUT, read_name_vectors, "{at}/v.safetensors is damaged"),
-    of_header("other tensors", {"format": "pt"}, "v.safetensors has no vectors of names; write one with --mode=encode"),
+    of_header("other tensors", {"format": "pt"}, "v.safetensors has no vectors of names; write one with mlmoe encode"),
     of_header("no names", {"mlmoe_jax": "{}"}, "is damaged: it has no 'names'"),
     of_header("a header that is no JSON", {"mlmoe_jax": "{"}, "is damaged"),
     of_fields("more names", "its vectors do not fit its 3 names", names=("a", "b", "c")),
