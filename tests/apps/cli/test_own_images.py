@@ -18,7 +18,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def fetch_nothing_but(cache, name: str) -> None:
-    path = cache / CATALOG[name].file
+    path = cache / CATALOG[name].weights.name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"as if it had been downloaded")
 
