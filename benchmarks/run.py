@@ -4,7 +4,7 @@
     python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
     python -m benchmarks.run --quick
 
-Suites: step, memory, start, loop, overhead, data, limit, grow, agreement, attention, kernels, mfu (default: all).
+Suites: step, memory, start, loop, overhead, data, limit, agreement, attention, kernels, mfu (default: all).
 `--peer` is an interpreter with torch, transformers and torchvision; `--against` another interpreter with this package's
 requirements, or another checkout of it, that takes part in the same rounds under the given name. With `--json`, results
 are kept in a file, and what it holds is not measured again: the same command resumes where it stopped, and several runs
@@ -21,22 +21,9 @@ import time
 from pathlib import Path
 
 from benchmarks import harness
-from benchmarks.suites.cases import BY_PLATFORM, GROW, GROW_QUICK, QUICK, Settings
+from benchmarks.suites.cases import BY_PLATFORM, QUICK, Settings
 
-SUITES = (
-    "step",
-    "memory",
-    "start",
-    "loop",
-    "overhead",
-    "data",
-    "limit",
-    "grow",
-    "agreement",
-    "attention",
-    "kernels",
-    "mfu",
-)
+SUITES = ("step", "memory", "start", "loop", "overhead", "data", "limit", "agreement", "attention", "kernels", "mfu")
 MODES = ("train", "infer", "predict")
 OUT_OF_TIME = 3  # exit code
 
@@ -56,7 +43,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--resolutions", help="sides in pixels, separated by commas")
     parser.add_argument("--dtypes", help="float32,bfloat16")
     parser.add_argument("--modes", help=f"of the suites step and memory: {','.join(MODES)}")
-    parser.add_argument("--grow", help="axes of the suite grow: labels,groups,prompts,resolution,batch,devices")
     parser.add_argument("--rounds", type=int, help="alternating rounds per case")
     parser.add_argument("--photos", type=Path, help="folder with JPEG files, for the suites loop and data")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
@@ -67,7 +53,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
     """Return the options, or end with a message about a wrong option."""
     options.suite = options.suite.split(",")
-    for name, allowed in (("suite", SUITES), ("modes", MODES), ("grow", (*GROW, "devices"))):
+    for name, allowed in (("suite", SUITES), ("modes", MODES)):
         values = getattr(options, name) or []
         for one in values.split(",") if isinstance(values, str) else values:
             if one not in allowed:
@@ -100,13 +86,10 @@ def settings_of(options: argparse.Namespace, platform: str) -> Settings:
     for name, convert in (("models", str), ("batches", int), ("resolutions", int), ("dtypes", str)):
         if text := getattr(options, name):
             sizes[name] = tuple(convert(part) for part in text.split(","))
-    axes = dict(GROW_QUICK if options.quick else GROW)
-    if options.grow:
-        axes = {name: GROW.get(name, ()) for name in options.grow.split(",")}
     modes = tuple((options.modes or ("train,infer,predict")).split(","))
     rounds = options.rounds or (1 if options.quick else 7)
     photos = options.photos and options.photos.resolve()
-    return Settings(platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=photos, axes=axes)
+    return Settings(platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=photos)
 
 
 def main(words: list[str] | None = None) -> int:

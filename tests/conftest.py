@@ -3,18 +3,10 @@
 from pathlib import Path
 
 import pytest
-from helpers import twins
 from helpers.commands import assert_sentence
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.errors import UserError
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    if config.getoption("--optimized"):
-        terminalreporter.section("largest differences, relative to the largest entry of the reference")
-        for test, value in sorted(twins.LARGEST.items()):
-            terminalreporter.write_line(f"{value:.1e}  {test}")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ import pytest
 from flax import nnx
 from helpers.paths import REPOSITORY
 from helpers.refusals import Refusal, each
-from PIL import Image
 
 import mlmoe_jax as mm
 from mlmoe_jax.runtime import version
@@ -236,16 +235,6 @@ def test_a_run_gives_the_model_of_its_predictor(page):
 
 
 @pytest.mark.slow
-def test_images_are_read_as_predictions_read_them(page, tmp_path):
-    image = page["images"][0]
-    Image.fromarray(image).save(tmp_path / "a.png")
-    both = mm.read_images([tmp_path / "a.png", image], page["config"])
-    assert both.shape == (2, 64, 64, 3)
-    assert np.array_equal(both[0], both[1])
-    assert np.array_equal(mm.read_images(tmp_path / "a.png", page["config"]), both[:1])
-
-
-@pytest.mark.slow
 def test_features_after_the_last_block_are_those_of_the_backbone(page):
     backbone, inputs = page["backbone"], page["inputs"]
     last, expected = page["blocks"][4], backbone(inputs, read=("cls", "patches"), return_attention=True)
@@ -256,27 +245,6 @@ def test_features_after_the_last_block_are_those_of_the_backbone(page):
     assert not np.allclose(first.cls, last.cls, atol=0.1)
     assert np.allclose(backbone.norm(raw.patches), first.patches, atol=2e-5)
     assert first.attention["patches"].shape == (3, 64, 64)
-
-
-@pytest.mark.slow
-def test_what_the_parts_refuse(page, refusal):
-    linear = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
-    balanced = mm.load_config("linear_probe:dataset=digits", {"loss.kind": "bce", "loss.positive_weight": 0})
-    for says, error, function, *arguments in (
-        ("takes a number of at least 0", mm.UserError, mm.Predictor.from_run, "runs/api", {"eval.threshold": None}),
-        ("none.png", mm.UserError, mm.read_images, "none.png", page["config"]),
-        ("make_loss", mm.UserError, mm.make_loss, balanced),
-        (
-            "no block 5; the blocks are numbered from 0 to 4",
-            ValueError,
-            mm.block_features,
-            page["backbone"],
-            page["inputs"],
-            [5],
-        ),
-        ("no transformer blocks", ValueError, mm.block_features, linear, page["inputs"], [0]),
-    ):
-        assert says in refusal(function, *arguments, error=error)
 
 
 @pytest.mark.slow

@@ -21,10 +21,11 @@ from pathlib import Path
 from benchmarks.measure.options import parse
 from mlmoe_jax.apps.cli.environment import set_environment
 from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
+from tools.docs.source import parse_source
 
 NAMES = (
     *("digits_methods", "photographs", "variants", "calibration", "label_selection", "few_labels", "planted_flips"),
-    *("own_images", "gate_statistics", "exported", "serving", "full_size_parity"),
+    *("own_images", "exported", "serving", "full_size_parity"),
     *("scaling_table", "label_scaling"),
 )
 
@@ -32,7 +33,7 @@ NAMES = (
 def overview() -> str:
     """Return the names, each with the first line of its module, of which none is imported."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in NAMES]
-    lines = [ast.get_docstring(ast.parse(text)).partition("\n")[0] for text in texts]
+    lines = [ast.get_docstring(parse_source(text)).partition("\n")[0] for text in texts]
     width = max(map(len, NAMES))
     return "\n".join(f"{name:{width}}  {line}" for name, line in zip(NAMES, lines, strict=True))
 

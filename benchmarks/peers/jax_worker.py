@@ -29,8 +29,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.layers import dispatch
-from mlmoe_jax.models.layers.transformer import Block
-from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runtime.memory import device_capacity, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
@@ -60,7 +59,7 @@ def device_peak() -> int | None:
 # --------------------------------------------------------------------------------------------------------- programs
 def build(case: dict[str, Any]) -> protocol.Program:
     """Return the program of a case; see `suites` for the cases."""
-    modes = {"train": _training, "infer": _inference, "predict": _prediction, "part": _part, "rate": _rate}
+    modes = {"train": _training, "infer": _inference, "predict": _prediction, "attention": _attention, "rate": _rate}
     return {**modes, "kernel": _kernel}[case["mode"]](case)
 
 
@@ -142,60 +141,30 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
     return protocol.Program(lambda: predictor(content), facts={"compile_seconds": time.perf_counter() - began})
 
 
-# ---------------------------------------------------------------------------------------------------------- limits
-def _part(case: dict[str, Any]) -> protocol.Program:
-    """One part of a block of a ViT on tokens f32[B,Q,D], with prompts as context where the block has them.
-
-    With `backward`, also the gradient by the tokens. Facts: floating-point operations of matmuls, and the bytes of
-    inputs, outputs and weights, which any program must move.
-    """
-    shape, low = catalog.entry(case["backbone"]).shape, case["dtype"] == "bfloat16"
+# ------------------------------------------------------------------------------------------------ attention and rates
+def _attention(case: dict[str, Any]) -> protocol.Program:
+    """Attention of a block of a ViT on tokens f32[B,Q,D] with prompts as context, and its gradient by the tokens."""
+    shape, dtype = catalog.entry(case["backbone"]).shape, jnp.bfloat16 if case["dtype"] == "bfloat16" else None
     tokens = shape.leading + (case["resolution"] // shape.patch) ** 2
     prompts = 2 * case["groups"] * case["per_group"]
 
-    def block() -> Block:
-        options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": shape.layer_scale, "key_bias": shape.key_bias}
-        dtype = jnp.bfloat16 if low else None
-        return Block(shape.width, shape.heads, shape.hidden, **options, dtype=dtype, rngs=nnx.Rngs(0))
+    def attention() -> Attention:
+        return Attention(shape.width, shape.heads, key_bias=shape.key_bias, dtype=dtype, rngs=nnx.Rngs(0))
 
-    structure, shapes = nnx.split(nnx.eval_shape(block))
+    structure, shapes = nnx.split(nnx.eval_shape(attention))
     image, context = (
         jax.ShapeDtypeStruct((batch, count, shape.width), jnp.float32)
         for batch, count in ((case["batch"], tokens), (1, prompts))
     )
-    values, image, context = random_values((shapes, image, context))
-
-    def forward(image: jax.Array, values: Any, context: jax.Array) -> jax.Array:
-        block = nnx.merge(structure, values)
-        return {
-            "norm": lambda: block.norm1(image),
-            "qkv": lambda: block.attn.qkv(image),
-            "attention": lambda: block.attn(image, [context]),
-            "projection": lambda: block.attn.proj(image),
-            "mlp": lambda: block.mlp(image),
-            "block": lambda: block(image, [context]),
-        }[case["part"]]()
+    arguments = random_values((image, shapes, context))
 
     def both(image: jax.Array, values: Any, context: jax.Array) -> tuple[jax.Array, jax.Array]:
-        output, back = jax.vjp(lambda image: forward(image, values, context), image)
+        output, back = jax.vjp(lambda image: nnx.merge(structure, values)(image, [context]), image)
         return output, back(output)[0]
 
-    function = both if case["backward"] else forward
-    arguments = image, values, context
-    with _attention_by(case.get("attention", "chosen")):
-        compiled = jax.jit(function).lower(*arguments).compile()
-    result = compiled(*arguments)
-    traced = jax.make_jaxpr(function)(*arguments)
-    modules = {f"['{name}']" for name in _modules_of(case["part"])}
-    weights = [
-        leaf.size * (2 if low else 4)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(values)
-        if case["part"] == "block" or any(name in jax.tree_util.keystr(path) for name in modules)
-    ]
-    moved = sum(weights) + image.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(result))
-
-    known = {"flops": 2 * count_macs(traced.jaxpr), "bytes": moved, "cudnn": "__cudnn" in compiled.as_text()}
-    return _repeated(compiled, *arguments, **known)
+    with _attention_by(case["attention"]):
+        compiled = jax.jit(both).lower(*arguments).compile()
+    return _repeated(compiled, *arguments, cudnn="__cudnn" in compiled.as_text())
 
 
 @contextlib.contextmanager
@@ -213,10 +182,6 @@ def _kernel(case: dict[str, Any]) -> protocol.Program:
     """An operation of models/layers/dispatch.py with its gradients."""
     compiled, arrays = kernels.compile_case(case)
     return _repeated(compiled, *arrays)
-
-
-def _modules_of(part: str) -> tuple[str, ...]:
-    return {"norm": ("norm1",), "attention": ("attn",), "projection": ("proj",)}.get(part, (part,))
 
 
 def _rate(case: dict[str, Any]) -> protocol.Program:

@@ -17,8 +17,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     for dtype in settings.dtypes:
         for resolution in settings.resolutions:
             batch = images_per_device(settings, resolution)
-            options = {"part": "attention", "backward": True}
-            of = case(settings.models[0], "part", batch=batch, resolution=resolution, dtype=dtype, **options)
+            of = case(settings.models[0], "attention", batch=batch, resolution=resolution, dtype=dtype)
             outcome = results.measure("attention", key(of, side.name), _measured, settings, workers, of)
             rows += _lines(of, outcome) if outcome else []
     columns = ("", "type", "batch", "attention by", "ms", "times its matmuls")

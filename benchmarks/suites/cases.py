@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ class Settings:
     rounds: int
     quick: bool
     photos: Path | None = None
-    axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 BY_PLATFORM = {
@@ -52,14 +51,6 @@ BY_PLATFORM = {
 }
 BY_PLATFORM["tpu"] = BY_PLATFORM["gpu"] | {"dtypes": ("bfloat16",)}
 QUICK = {"models": ("ml-vpt@vit_digits",), "batches": (2,), "resolutions": (32,), "dtypes": ("float32",)}
-GROW = {
-    "labels": (80, 320, 1280, 5000, 20_000),
-    "groups": (1, 2, 5, 10, 20),
-    "prompts": (10, 30, 60, 120),
-    "resolution": (112, 224, 336, 448),
-    "batch": (1, 2, 4, 8, 16),
-}
-GROW_QUICK = {"labels": (80,)}
 
 
 def model_of(name: str) -> tuple[str, str]:

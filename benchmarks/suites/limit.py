@@ -1,20 +1,17 @@
-"""limit: how close the step, and each part of a block, is to the measured rates of this machine."""
+"""limit: how close the step is to the measured rates of this machine."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks import harness
 from benchmarks.suites import step
-from benchmarks.suites.cases import Settings, case, key, model_of, sizes_of
+from benchmarks.suites.cases import Settings, key, sizes_of
 
-PARTS = ("norm", "qkv", "attention", "projection", "mlp", "block")
 # side of the square matrices, entries of the added vectors
 RATES = {"cpu": (2048, 2**25), "gpu": (8192, 2**28), "tpu": (8192, 2**28)}
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
-    """Return tables of the machine's rates, of whole steps, and of the parts of a block."""
+    """Return tables of the machine's rates, and of whole steps."""
     side = workers.sides[0]
     rates, rows = {}, []
     for dtype in settings.dtypes:
@@ -25,10 +22,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
                 rows.append([one.name, dtype, f"{outcome['flops'] / 1e9:,.0f}", f"{outcome['bytes'] / 1e9:,.1f}"])
                 if one is side:
                     rates[dtype] = outcome
-    whole, parts = (
-        [row for dtype in rates for row in of(settings, workers, results, side, dtype, rates[dtype])]
-        for of in (_whole, _parts)
-    )
+    whole = [row for dtype in rates for row in _whole(settings, workers, results, side, dtype, rates[dtype])]
     tables = (
         ("Rates of this machine", ("", "type", "matmul, GFLOP/s", "memory, GB/s"), rows, ()),
         (
@@ -36,15 +30,6 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the matmul rate", "GB accessed"),
             whole,
             ("GFLOP as traced, before optimization; GB accessed as the compiler counts, caches included.",),
-        ),
-        (
-            "Parts of a block, forward and backward to the tokens",
-            ("", "type", "batch", "part", "ms", "GFLOP", "MB at least", "bound", "share of the bound's rate"),
-            parts,
-            (
-                "attention contains qkv, softmax and projection; block contains all parts. MB at least: tokens in and "
-                "out, and weights once.",
-            ),
         ),
     )
     return [harness.table(*table) for table in tables]
@@ -78,29 +63,3 @@ def _whole(settings, workers, results, side, dtype: str, rates: dict[str, float]
         work = [harness.number(count / 1e9) for count in (result["flops"], speed, result["bytes"] or 0)]
         rows.append([*start, *work[:2], f"{speed / rates['flops']:.0%}", work[2]])
     return rows
-
-
-def _parts(settings, workers, results, side, dtype: str, rates: dict[str, float]) -> list[list[str]]:
-    rows = []
-    for model in settings.models:
-        if model_of(model)[0] != "ml-vpt":
-            continue
-        for resolution in settings.resolutions:
-            for part in ("attention",) if settings.quick else PARTS:
-                sizes: dict[str, Any] = {"batch": settings.batches[-1], "resolution": resolution, "dtype": dtype}
-                of = case(model, "part", **sizes, part=part, backward=True)
-                given = (workers, [side], of, settings.rounds)
-                outcome = results.measure("limit", key(of, side.name), harness.rounds_of, *given)
-                if outcome and "error" not in (result := outcome[side.name]):
-                    rows.append(_part_line(of, result, rates))
-    return rows
-
-
-def _part_line(of: dict[str, Any], result: dict[str, Any], rates: dict[str, float]) -> list[str]:
-    """Return the row of a part, whose lower bound is the time of its matmuls or of its bytes."""
-    spread = harness.seconds(result)
-    matmuls, moves = result["flops"] / rates["flops"], result["bytes"] / rates["bytes"]
-    start = [sizes_of(of), of["dtype"], str(of["batch"]), of["part"]]
-    work = [harness.number(result["flops"] / 1e9), harness.number(result["bytes"] / 1e6)]
-    bound = ["matmuls" if matmuls >= moves else "memory", f"{max(matmuls, moves) / spread.median:.0%}"]
-    return [*start, harness.number(1e3 * spread.median) + harness.mark(result), *work, *bound]

@@ -40,9 +40,9 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     ]
 
 
-def peak(worker: harness.Worker, of: dict[str, Any], rounds: int = 1) -> dict[str, Any]:
-    """Return rounds of a case, and the memory after them."""
-    facts, measured = worker.build(of), [worker.ask("round") for _ in range(rounds)]
+def peak(worker: harness.Worker, of: dict[str, Any]) -> dict[str, Any]:
+    """Return a round of a case, and the memory after it."""
+    facts, measured = worker.build(of), [worker.ask("round")]
     return {**facts, "batch": of["batch"], "rounds": measured, "peak": worker.ask("memory")}
 
 

@@ -4,6 +4,12 @@ import sys
 import threading
 
 
+def pytest_collection_finish():
+    """All that the tests import is imported now."""
+    share_contexts()
+    shorten_errors()
+
+
 def share_contexts() -> None:
     """Let all programs that a thread lowers share one MLIR context, if JAX is imported.
 

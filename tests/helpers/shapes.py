@@ -1,4 +1,4 @@
-"""The check of shapes and types that tests/conftest.py puts around the functions of the models."""
+"""The check of shapes and types around the functions of the models, which are imported after this module."""
 
 import re
 
@@ -34,6 +34,4 @@ def checked(function, *args, **options):
     return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)  # an int is a float
 
 
-def check_shapes() -> None:
-    """Check the functions of the modules in CHECKED; called before the first import of one."""
-    install_import_hook(CHECKED, f"{__name__}.checked")
+install_import_hook(CHECKED, f"{__name__}.checked")

@@ -1,7 +1,6 @@
 """Commands that the scripts refuse in one sentence, before they change anything, and what they say if a tool fails."""
 
 import pytest
-from helpers.launch_machines import set_up
 
 SLICE = "--name=my-slice --zone=us-west4-a"
 GKE = "--name=a --image=us-docker.pkg.dev/my-project/my-repository/mlmoe:1"
@@ -78,18 +77,12 @@ for action, says, tool in [
     FAILURES += [(command, says, {"FAIL": " "}), (command, f"{tool} is not on the PATH", {"tools": False})]
 
 
-@pytest.fixture(scope="module")
-def machines(tmp_path_factory):
-    """A copy of the scripts for all commands, which change nothing."""
-    return set_up(tmp_path_factory.mktemp("machines"))
-
-
 @pytest.mark.parametrize(
     ("command", "says", "options"), [*((*mistake, {"states": ""}) for mistake in MISTAKES), *FAILURES]
 )
-def test_refusals(machines, command, says, options):
+def test_refusals(fresh, command, says, options):
     variables = {"states": "v5litepod-16\tREADY\n"} | options
-    (machines.fake / "states").write_text(variables.pop("states"))
-    assert says in machines.refused(command, **variables)
+    (fresh.fake / "states").write_text(variables.pop("states"))
+    assert says in fresh.refused(command, **variables)
     if not variables:
-        assert [call for call in machines.calls("gcloud", "kubectl", "docker") if "describe" not in call] == []
+        assert [call for call in fresh.calls("gcloud", "kubectl", "docker") if "describe" not in call] == []

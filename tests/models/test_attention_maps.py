@@ -32,17 +32,13 @@ def draw(*shape, seed=1):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def normed(x, layer, eps):
-    x = np.asarray(x, np.float64)
-    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
-    return x * np.asarray(layer.scale) + np.asarray(layer.bias)
-
-
 def by_hand(attention, asks, keys, mask=None):
-    """Return softmax(QKᵀ/√d) of every head in numpy, f64[B,H,Q,T]; queries [B,Q,D], keys [B,T,D], mask bool[Q,T]."""
-    kernel, bias = np.asarray(attention.qkv.kernel, np.float64), np.asarray(attention.qkv.bias, np.float64)
-    queries, keys = (x @ kernel[:, part] + bias[part] for x, part in ((asks, slice(D)), (keys, slice(D, 2 * D))))
-    queries, keys = (x.reshape(*x.shape[:2], H, D // H) for x in (queries, keys))
+    """Return softmax(QKᵀ/√d) of every head in numpy, f64[B,H,Q,T]; queries [B,Q,D], keys [B,T,D], mask bool[Q,T].
+
+    The projections are the layer's own, which test_query_head.py compares with torch.
+    """
+    parts = (attention.qkv(jnp.asarray(x))[..., part : part + D] for x, part in ((asks, 0), (keys, D)))
+    queries, keys = (np.asarray(x, np.float64).reshape(*x.shape[:2], H, D // H) for x in parts)
     weights = np.exp(np.einsum("bqhd,bthd->bhqt", queries, keys) / np.sqrt(D / H)) * (1 if mask is None else mask)
     return weights / weights.sum(axis=-1, keepdims=True)
 
@@ -71,7 +67,7 @@ def last_layer_by_hand(decoder, memory, positions, mask=None):
             if last.self_attn is None
             else np.asarray(jax.jit(lambda x: last.self_attn(x + more, x + more, x))(tokens))
         )
-        tokens = normed(tokens + attended, last.norm1, 1e-5)
+        tokens = np.asarray(last.norm1(tokens + attended))
     asks = np.broadcast_to(tokens + more, (B, *tokens.shape[1:]))
     return by_hand(last.cross_attn, asks, keys, mask=mask)
 

@@ -1,4 +1,4 @@
-"""ViTs with prompts, by the exact fast path, against a textbook transformer that runs all tokens through all blocks."""
+"""ViTs with prompts, by the exact fast path, against all tokens in all blocks."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from helpers.twins import error, parameters
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.layers.attention import apply_rotary
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.pretrained.load import apply_rules, recognize
 from tools.parity import vit as twins
@@ -25,11 +26,6 @@ SHAPES = {name: ViTShape(**twins.SHAPES[name] | {"depth": 2}) for name in NAMES}
 GRID, P, BATCH = (3, 2), 4, 2
 EVERY = ("cls", "prompts", "patches", "mean")
 TOLERANCE = 2e-5
-ACTIVATION = {
-    "gelu": lambda x: x * 0.5 * (1 + jax.scipy.special.erf(x / np.sqrt(2))),
-    "gelu_tanh": lambda x: 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    "quick_gelu": lambda x: x / (1 + jnp.exp(-1.702 * x)),
-}
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -45,79 +41,43 @@ def image():
 
 
 # --------------------------------------------------------------------------------------------------- the reference
-def normalized(layer, x, eps):
-    centered = x - x.mean(-1, keepdims=True)
-    return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + eps) * layer.scale[...] + layer.bias[...]
-
-
-def linear(layer, x):
-    return x @ layer.kernel[...] + layer.bias[...]
-
-
-def mlp(layer, x, kind):
-    if kind != "swiglu":
-        return linear(layer.fc2, ACTIVATION[kind](linear(layer.fc1, x)))
-    gate, value = jnp.split(linear(layer.fc1, x), 2, -1)
-    return linear(layer.fc2, gate / (1 + jnp.exp(-gate)) * value)
-
-
-def turn(x, shape):
-    """Multiply the N last of x [B,T,h,d], as complex numbers, by e^(iφ); φ from loops over the patches."""
-    half = x.shape[-1] // 2
-    phase = np.ones((x.shape[1], half), complex)
-    for row in range(GRID[0]):
-        for column in range(GRID[1]):
-            place = (2 * (row + 0.5) / GRID[0] - 1, 2 * (column + 0.5) / GRID[1] - 1)
-            for channel in range(half):
-                axis, j = divmod(channel, half // 2)
-                angle = 2 * np.pi * place[axis] / shape.rotary_base ** (2 * j / half)
-                phase[x.shape[1] - GRID[0] * GRID[1] + row * GRID[1] + column, channel] = np.exp(1j * angle)
-    turned = (x[..., :half] + 1j * x[..., half:]) * phase[:, None]
-    return jnp.concatenate([turned.real, turned.imag], -1)
-
-
-def block(layer, x, shape, mask, further, temperature):
+# Norms, projections, rotary angles, MLPs and the pool are those of the model, which test_vit_family.py compares with
+# PyTorch; the attention among all tokens and prompts is written out.
+def block(layer, x, shape, mask, angles, further, temperature):
     """A pre-norm block on all tokens, and its attention weights; mask bool[T,T]; further f32[1 or 2, m, D] or None."""
-    y, heads = normalized(layer.norm1, x, shape.eps), shape.heads
-    bias = layer.attn.qkv.bias[...]
-    if not shape.key_bias:
-        bias = jnp.concatenate([bias[: shape.width], jnp.zeros(shape.width), bias[shape.width :]])
-    qkv = y @ layer.attn.qkv.kernel[...] + bias
-    query, key, value = (part.reshape(*x.shape[:2], heads, -1) for part in jnp.split(qkv, 3, -1))
-    if shape.rotary_base is not None:
-        query, key = turn(query, shape), turn(key, shape)
+    parts = jnp.split(layer.attn.qkv(layer.norm1(x)), 3, -1)
+    query, key, value = (part.reshape(*x.shape[:2], shape.heads, -1) for part in parts)
+    if angles is not None:
+        query, key = apply_rotary(query, angles), apply_rotary(key, angles)
     if further is not None:
         more = [jnp.broadcast_to(part, (len(x), *part.shape)) for part in (further[0], further[-1])]
-        more = [part.reshape(*part.shape[:2], heads, -1) for part in more]
+        more = [part.reshape(*part.shape[:2], shape.heads, -1) for part in more]
         key, value = jnp.concatenate([key, more[0]], 1), jnp.concatenate([value, more[1]], 1)
         mask = np.pad(mask, ((0, 0), (0, further.shape[1])), constant_values=True)
-    scores = jnp.einsum("bqhd,bthd->bhqt", query, key) / np.sqrt(shape.width / heads) / temperature
+    scores = jnp.einsum("bqhd,bthd->bhqt", query, key) / np.sqrt(shape.width / shape.heads) / temperature
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
-    mixed = linear(layer.attn.proj, jnp.einsum("bhqt,bthd->bqhd", weights, value).reshape(x.shape))
-    x = x + (mixed if shape.layer_scale is None else layer.ls1.gamma[...] * mixed)
-    mixed = mlp(layer.mlp, normalized(layer.norm2, x, shape.eps), shape.mlp)
-    return x + (mixed if shape.layer_scale is None else layer.ls2.gamma[...] * mixed), weights
+    mixed = layer.attn.proj(jnp.einsum("bhqt,bthd->bqhd", weights, value).reshape(x.shape))
+    x = x + (layer.ls1(mixed) if layer.scaled else mixed)
+    mixed = layer.mlp(layer.norm2(x))
+    return x + (layer.ls2(mixed) if layer.scaled else mixed), weights
 
 
-def pool(layer, patches, shape):
-    """The output f32[B,D] and the weights f32[B,N] of the attention pool, one head at a time."""
-    part = [slice(i * shape.width, (i + 1) * shape.width) for i in range(3)]
-    kernel, bias = layer.attn.qkv.kernel[...], layer.attn.qkv.bias[...]
-    query = layer.query[0, 0] @ kernel[:, part[0]] + bias[part[0]]
-    key, value = (patches @ kernel[:, part[i]] + bias[part[i]] for i in (1, 2))
-    size, mixed, weights = shape.width // shape.heads, [], []
-    for head in range(shape.heads):
-        own = slice(head * size, (head + 1) * size)
-        weights.append(jax.nn.softmax(key[..., own] @ query[own] / np.sqrt(size), -1))
-        mixed.append(jnp.einsum("bn,bnd->bd", weights[-1], value[..., own]))
-    mixed = linear(layer.attn.proj, jnp.concatenate(mixed, -1))
-    return mixed + mlp(layer.mlp, normalized(layer.norm, mixed, shape.eps), shape.mlp), sum(weights) / shape.heads
+def pool_weights(layer, patches, shape):
+    """The weights f32[B,1,N] of the attention pool, as a mean over the heads."""
+    query, key = layer.attn.qkv(layer.query[...])[..., : shape.width], layer.attn.qkv(patches)
+    query, key = (
+        part.reshape(*part.shape[:2], shape.heads, -1) for part in (query, key[..., shape.width :][..., : shape.width])
+    )
+    scores = jnp.einsum("bqhd,bthd->bhqt", jnp.broadcast_to(query, (len(key), *query.shape[1:])), key)
+    return jax.nn.softmax(scores / np.sqrt(shape.width / shape.heads), -1).mean(1)
 
 
 def naive(vit, image, prompts):
     """Run all tokens through all blocks, in the order leading tokens, prompts, patches; return what heads may read."""
-    shape, (x, _) = vit.shape, vit.embed(image)
-    first, count = shape.leading, prompts.tokens.shape[2]
+    shape, (x, grid) = vit.shape, vit.embed(image)
+    first, count, angles = shape.leading, prompts.tokens.shape[2], vit.rotary(grid)
+    if angles is not None:  # a prompt has no place in the grid
+        angles = jnp.concatenate([angles[:first], jnp.zeros((count, angles.shape[1])), angles[first:]])
     mask = np.ones((x.shape[1] + count,) * 2, bool)
     if prompts.mask is not None:
         mask[first : first + count, first : first + count] = prompts.mask
@@ -126,7 +86,7 @@ def naive(vit, image, prompts):
         further = None if prompts.key_value is None else prompts.key_value[index]
         temperature = 1.0 if prompts.temperature is None else prompts.temperature[index]
         both = jnp.concatenate([x[:, :first], entering, x[:, first:]], 1)
-        both, weights = block(layer, both, shape, mask, further, temperature)
+        both, weights = block(layer, both, shape, mask, angles, further, temperature)
         leaving = both[:, first : first + count]
         x = jnp.concatenate([both[:, :first], both[:, first + count :]], 1)
         if index < shape.depth - 1 and prompts.carry is not None:
@@ -134,15 +94,14 @@ def naive(vit, image, prompts):
             entering = kept * leaving + (1 - kept) * entering
         elif index < shape.depth - 1:
             entering = jnp.broadcast_to(prompts.tokens[index + 1], entering.shape)
-    mean = normalized(vit.norm, jnp.concatenate([leaving, x[:, first:]], 1).mean(1), shape.eps)
-    x, leaving = (normalized(vit.norm, part, shape.eps) for part in (x, leaving))
+    mean = vit.norm(jnp.concatenate([leaving, x[:, first:]], 1).mean(1))
+    x, leaving = vit.norm(x), vit.norm(leaving)
     patches = x[:, first:]
     weights = weights.mean(1)[..., first + count : first + count + patches.shape[1]]
     attention = {"cls": weights[:, :1], "prompts": weights[:, first : first + count]}
     cls = x[:, 0]
     if not shape.class_token:
-        cls, weights = pool(vit.pool, patches, shape)
-        attention["cls"] = weights[:, None]
+        cls, attention["cls"] = vit.pool(patches), pool_weights(vit.pool, patches, shape)
     return {"cls": cls, "prompts": leaving, "patches": patches, "mean": mean}, attention
 
 

@@ -18,6 +18,7 @@ from mlmoe_jax.models.adapters.catalog import ADAPTERS
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.backbones.vit import ViTShape
+from mlmoe_jax.models.block_features import block_features
 from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
@@ -98,6 +99,12 @@ def of_backbone(name: str, shape: str, *says: str, pixels: tuple[int, int] = (35
     return Refusal(name, None, lambda _: jax.eval_shape(run), *says, error=ValueError)
 
 
+def of_blocks(name: str, build, says: str) -> Refusal:
+    """A block that a backbone does not have."""
+    call = lambda _: block_features(drawn(lambda: build(rngs=nnx.Rngs(0))), jnp.zeros((1, 14, 14, 3)), [5])  # noqa: E731
+    return Refusal(name, None, call, says, error=ValueError)
+
+
 def one_value_per_channel(_):
     norm = BatchNorm(4, mode="trainable")
     norm.train()
@@ -159,6 +166,8 @@ REFUSALS = [
     of_backbone("a feature that no ViT has", "ViT", "cannot read ['pixels']", read=("pixels",)),
     of_backbone("a part of a patch", "ViT", "not a multiple of the patch size 7", pixels=(13, 14)),
     of_backbone("prompts of a ResNet", "ResNet", "takes no prompts", prompts=Prompts(np.zeros((1, 1, 2, 4)))),
+    of_blocks("a block that is not there", BACKBONES["ViT"].build, "no block 5; the blocks are numbered from 0 to 0"),
+    of_blocks("blocks of a ResNet", BACKBONES["ResNet"].build, "no transformer blocks"),
     of_backbone("a small image", "ConvNeXt", "images of 33×3 pixels are smaller than the stride 8", pixels=(33, 3)),
     *(
         of_backbone(f"{read} of a ResNet", "ResNet", "has cls, patches and mean; cannot read", read=read)

@@ -1,12 +1,9 @@
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.error
 
 import pytest
-from helpers.devices import environment_of
 
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES, Job, find_job
@@ -82,12 +79,6 @@ def test_a_tpu_is_a_device_of_google_with_its_library(monkeypatch, tmp_path, env
     monkeypatch.setattr(distributed.Path, "glob", lambda path, pattern: [tmp_path / "vendor"])
     monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
     assert distributed._has_tpu(environment) is found
-
-
-def test_is_first_and_the_registry_do_not_import_jax():
-    program = "import mlmoe_jax.runtime.registry, mlmoe_jax.runtime.distributed as d, sys; "
-    program += "assert d.is_first(); assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, env=environment_of())
 
 
 def test_waiting_for_a_coordinator_that_starts_late():

@@ -1,7 +1,6 @@
 """The hooks of a training: steps that are not finite, states that have diverged, traces."""
 
 import contextlib
-import threading
 from types import SimpleNamespace
 
 import jax
@@ -131,14 +130,6 @@ def test_the_steps_of_the_range_are_traced(tmp_path, capsys):
         hook.after_step(number, {"state": state})
     assert capsys.readouterr().err == f"trace of steps 2 to 3: {tmp_path / FOLDER} (open it with xprof)\n"
     hook.close()
-
-
-def test_a_refused_trace_ends_the_progress(run, tmp_path, refusal):
-    """It would announce a long first step seconds later."""
-    before = {*threading.enumerate()}
-    refusal(train, recipe("probe"), RunFolder(tmp_path / "run"), profile=Window(9999, 9999))
-    left = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    assert all(timer.finished.is_set() for timer in left if timer not in before)
 
 
 @pytest.mark.slow

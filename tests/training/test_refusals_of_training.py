@@ -319,6 +319,14 @@ REFUSALS = [
         )
         for text in ("", "5", "5:", ":5", "0:3", "4:3", "a:b", "1:2:3", "-1:2", "1.0:2", "٣:٤", "1:101")
     ),
+    # The progress, which would announce a long first step seconds later, ends: helpers/budget.py finds timers.
+    Refusal(
+        "a trace of a training beyond its end",
+        None,
+        lambda at: train(recipe("probe"), RunFolder(at / "run"), profile=Window(99, 99)),
+        "within the remaining steps, 1 to 6",
+        writes=True,
+    ),
     Refusal(
         "a trace beyond the end", None, lambda at: Window(3, 5).require(0, 4), "within the remaining steps, 1 to 4"
     ),

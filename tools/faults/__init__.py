@@ -1,1 +1,1 @@
-"""Trainings and servers that are hit by signals, full disks and damaged files."""
+"""Trainings that are hit by signals, full disks and damaged files."""

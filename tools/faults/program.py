@@ -4,7 +4,6 @@ Each start is a process that is forked from a process with all imports, or with 
 environment variable FAULT="MOMENT SIGNAL COUNT", it sends itself a signal when a moment comes for the COUNT-th time.
 """
 
-import contextlib
 import dataclasses
 import importlib.abc
 import os
@@ -15,10 +14,9 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
@@ -72,44 +70,6 @@ class Ended:
         return not any(word in self.text for word in ("Traceback", "Exception ignored", "ERROR:absl", "ERROR:asyncio"))
 
 
-class Running:
-    """A process that was started from outside, with both of its outputs in a file."""
-
-    def __init__(self, command: Sequence[str], output: Path, **options):
-        self._output = output
-        with open(output, "wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, **options)
-
-    def text(self) -> str:
-        return self._output.read_text(errors="replace")
-
-    @property
-    def ended(self) -> Ended:
-        """The end of the process, which has to be over."""
-        return Ended(self._process.returncode, self.text())
-
-    def wait(self, seconds: float) -> int | None:
-        """Return the exit code; None if the process has not ended after `seconds`."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def children(self) -> list[int]:
-        """Return the numbers of the processes that it started itself."""
-        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/children")
-        return [int(number) for task in tasks for number in task.read_text().split()]
-
-    def kill(self) -> None:
-        """Kill the process and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
 def use_environment(place: Path) -> None:
     """Set the environment of the tiny program, with its caches in `place`."""
     os.environ.update(_ENVIRONMENT, MLMOE_CACHE=str(place / "cache"))
@@ -120,7 +80,7 @@ class Program:
     """Starts the tiny program in its own folder."""
 
     def __init__(self, place: Path):
-        self.place, self._launched = place, 0
+        self.place = place
         use_environment(place)
         self.photo = place / "photos" / "0.png"
         self.photo.parent.mkdir()
@@ -137,43 +97,6 @@ class Program:
             code = _wait(process, fault if after else "", after)
             output.seek(0)
             return Ended(code, output.read().decode(errors="replace"))
-
-    def begin(self, arguments: Sequence[str], fault: str) -> Callable[[], int]:
-        """Start a command and return at once; the returned function waits for its exit code."""
-        process = self._forked(list(map(str, arguments)), fault, os.open(os.devnull, os.O_WRONLY))
-        return lambda: _wait(process, "", 0)
-
-    def launch(
-        self,
-        arguments: Sequence[str],
-        *,
-        fault: str = "",
-        program: Sequence[str] = (sys.executable, "-m", "tools.faults.program"),
-        variables: Mapping[str, str] = MappingProxyType({}),
-        descriptors: int = 0,
-        stdin: Path = Path(os.devnull),
-    ) -> Running:
-        """Start a command in a new process, and return at once.
-
-        Args:
-          arguments: the arguments.
-          fault: see the docstring of this module.
-          program: the program to which they are given.
-          variables: further variables of the environment.
-          descriptors: the largest number of open files; 0 = unlimited by this function.
-          stdin: the file that is the standard input.
-        """
-        self._launched += 1
-        command = [*program, *map(str, arguments)]
-        if descriptors:
-            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
-        with open(stdin, "rb") as file:
-            return Running(
-                command,
-                self.place / f"output-{self._launched}",
-                env=os.environ | {"FAULT": fault, "PYTHONPATH": str(Path(__file__).parents[2])} | variables,
-                stdin=file,
-            )
 
     def _fresh(self, arguments: list[str], fault: str, output: int) -> int:
         command = [sys.executable, "-m", "tools.faults.program", *arguments]
@@ -237,18 +160,13 @@ def run(arguments: list[str], fault: str) -> int:
 
 def _injector(fault: str) -> Callable[[], None]:
     """Return a function that injects a fault when it is called for the COUNT-th time."""
-    _, number, count = fault.split()[:3]
+    _, number, count = fault.split()
     remaining = int(count)
 
     def inject() -> None:
         nonlocal remaining
         remaining -= 1
-        if remaining:
-            return
-        if number == "wait":  # until the file after COUNT exists
-            while not Path(fault.split()[3]).exists():
-                time.sleep(0.05)
-        else:
+        if not remaining:
             os.kill(os.getpid(), int(number))
 
     return inject
@@ -266,7 +184,6 @@ class _AtImport(importlib.abc.MetaPathFinder):
 
 def _prepare(moment: str, inject: Callable[[], None]) -> None:
     """Let `inject` be called whenever a moment comes."""
-    from mlmoe_jax.apps.tools import calibrate
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime import storage
@@ -307,8 +224,6 @@ def _prepare(moment: str, inject: Callable[[], None]) -> None:
             around(storage.os, "replace", first=True)
         case "end":
             around(loop, "finish")
-        case "fit":
-            around(calibrate, "fit_calibration", first=True)
         case _:
             raise ValueError(moment)
 

@@ -30,7 +30,6 @@ from tools.fuzz.hostile import Case, Silent
 from tools.fuzz.oddities import CHANGES
 
 SHARES = {"csv": 8, "wide": 3, "jsonl": 3, "folders": 6, "coco_json": 2, "sidecar": 3, "listing": 2}
-SHARES |= {"label_studio": 1, "cvat": 1, "fiftyone": 1}
 Used = list[tuple[str, int, frozenset[str], frozenset[str]]]  # split, number of the image, positive and unknown labels
 
 

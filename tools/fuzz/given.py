@@ -13,17 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from urllib.parse import quote
-from xml.sax.saxutils import quoteattr
 
 from PIL import Image
 
 LABELS = ("sea", "sand", "Événement", "sun set")  # composed (NFC), as each class should be
 SPLITS = ("train", "val", "test")
 TABLES = ("csv", "wide", "jsonl")
-TOOLS = ("label_studio", "cvat", "fiftyone")
 LISTS = (*TABLES, "coco_json")  # kinds with a file that lists the images
-KINDS = (*LISTS, *TOOLS, "folders", "sidecar", "listing")
+KINDS = (*LISTS, "folders", "sidecar", "listing")
 
 # Keys of the config. "plain" trains on all rows and evaluates nothing else, as the shipped config does.
 SETTINGS = {
@@ -87,7 +84,6 @@ class Entry:
       labels: names of the positive labels.
       split: name of the split as it is written; None = not written.
       cell: value of the cell or key of labels; None = the labels in the usual form.
-      codes: for one column per class, label -> cell.
       note: cell of a column that is not used.
     """
 
@@ -97,7 +93,6 @@ class Entry:
     labels: list[str]
     split: str | None
     cell: object = None
-    codes: dict[str, str] = field(default_factory=dict)
     note: str = "ok"
 
 
@@ -114,13 +109,9 @@ class Draft:
       oddities: what is not plain.
       files: further files: path below the root -> content.
       header: column -> its written name.
-      encode: from the text of the table to its bytes.
-      delimiter: text between two cells.
       flat: for folders, whether the classes lie in the root, without folders of splits.
       unlisted: numbers of the images of which no file is written.
       lines: further lines of the table, in its middle.
-      annotations: further annotations of COCO's format.
-      keys: further keys of `config.data`.
       most: the largest number of an image without an entry.
     """
 
@@ -132,13 +123,9 @@ class Draft:
     oddities: list[Oddity] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     header: dict[str, str] = field(default_factory=lambda: {"image": "image", "labels": "labels", "split": "split"})
-    encode: Callable[[str], bytes] = str.encode
-    delimiter: str = ","
     flat: bool = False
     unlisted: set[int] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
-    annotations: list[dict] = field(default_factory=list)
-    keys: dict[str, object] = field(default_factory=dict)
     most: int = 40
 
     @property
@@ -199,7 +186,7 @@ def plain(random: Random, kind: str) -> Draft:
     draft = Draft(random, kind, setting)
     draft.flat = kind == "folders" and setting != "splits"
     with_splits = setting == "splits" or (kind != "folders" and random.random() < 0.3)
-    if kind in ("coco_json", "fiftyone", "sidecar", "listing"):  # a file or folder without splits
+    if kind in ("coco_json", "sidecar", "listing"):  # a file or folder without splits
         draft.setting, with_splits = random.choice(("plain", "held out")), False
     suffix = random.choice((".png", ".jpg"))
     number = 0
@@ -244,15 +231,15 @@ def write(draft: Draft, root: Path) -> dict[str, object]:
         keys["label_column"] = "" if draft.kind == "wide" else "labels"
         lines = WRITERS[draft.kind](draft)
         lines[3:3] = draft.lines
-        _put(root, keys["table"], draft.encode("\n".join(lines).replace("ROOT", str(root)) + "\n"))
+        _put(root, keys["table"], ("\n".join(lines).replace("ROOT", str(root)) + "\n").encode())
     elif draft.kind == "sidecar":
         keys["table"] = "."
         for entry in draft.entries:
             if entry.cell is not None:
-                _put(root, str(Path(entry.file).with_suffix(".txt")), draft.encode(entry.cell))
+                _put(root, str(Path(entry.file).with_suffix(".txt")), entry.cell.encode())
             elif entry.labels is not None:
-                _put(root, str(Path(entry.file).with_suffix(".txt")), draft.encode(", ".join(entry.labels)))
-    return keys | draft.keys
+                _put(root, str(Path(entry.file).with_suffix(".txt")), ", ".join(entry.labels).encode())
+    return keys
 
 
 def _put(root: Path, path: str, content: bytes) -> None:
@@ -260,8 +247,8 @@ def _put(root: Path, path: str, content: bytes) -> None:
     (root / path).write_bytes(content)
 
 
-def _cell(text: str, delimiter: str) -> str:
-    if isinstance(text, Raw) or not any(mark in text for mark in (delimiter, '"', "\n", "\r")):
+def _cell(text: str) -> str:
+    if isinstance(text, Raw) or not any(mark in text for mark in (",", '"', "\n", "\r")):
         return text
     return '"' + text.replace('"', '""') + '"'
 
@@ -270,10 +257,10 @@ def _csv_lines(draft: Draft, names: Iterable[str], cells: Callable[[Entry], list
     header = [draft.header["image"], *names, *([draft.header["split"]] if draft.has_splits else []), "note"]
     if draft.kind == "wide":
         header.pop()
-    lines = [draft.delimiter.join(header)]
+    lines = [",".join(header)]
     for entry in draft.entries:
         row = [entry.path, *cells(entry), *([entry.split or ""] if draft.has_splits else []), entry.note]
-        lines.append(draft.delimiter.join(_cell(cell, draft.delimiter) for cell in row[: len(header)]))
+        lines.append(",".join(map(_cell, row[: len(header)])))
     return lines
 
 
@@ -286,7 +273,7 @@ def _csv(draft: Draft) -> list[str]:
 
 def _wide(draft: Draft) -> list[str]:
     def cells(entry: Entry) -> list[str]:
-        return [entry.codes.get(name, str(int(name in entry.labels))) for name in LABELS]
+        return [str(int(name in entry.labels)) for name in LABELS]
 
     return _csv_lines(draft, [draft.header.get(name, name) for name in LABELS], cells)
 
@@ -295,11 +282,9 @@ def _jsonl(draft: Draft) -> list[str]:
     lines = []
     for entry in draft.entries:
         record = {draft.header["image"]: entry.path, draft.header["labels"]: entry.labels, "note": entry.note}
-        if entry.cell is not None:
-            record[draft.header["labels"]] = entry.cell
         if entry.split is not None:
             record[draft.header["split"]] = entry.split
-        lines.append(json.dumps(record, ensure_ascii=draft.random.random() < 0.5 and draft.encode is str.encode))
+        lines.append(json.dumps(record, ensure_ascii=draft.random.random() < 0.5))
     return lines
 
 
@@ -310,44 +295,10 @@ def _coco(draft: Draft) -> list[str]:
         "annotations": [
             {"id": n, "image_id": entry.number, "category_id": LABELS.index(name) + 1}
             for n, (entry, name) in enumerate((entry, name) for entry in draft.entries for name in entry.labels)
-        ]
-        + draft.annotations,
+        ],
         "categories": [{"id": k + 1, "name": name} for k, name in enumerate(names)],
     }
-    return [json.dumps(document, ensure_ascii=draft.encode is str.encode)]
+    return [json.dumps(document)]
 
 
-def _label_studio(draft: Draft) -> list[str]:
-    tasks = []
-    for entry in draft.entries:
-        data = {"image": f"/data/local-files/?d={quote(entry.path)}"}
-        if entry.split is not None:
-            data["split"] = entry.split
-        result = {"from_name": "labels", "type": "choices", "value": {"choices": entry.labels}}
-        tasks.append({"data": data, "annotations": [] if entry.labels is None else [{"result": [result]}]})
-    return [json.dumps(tasks, ensure_ascii=draft.encode is str.encode)]
-
-
-def _cvat(draft: Draft) -> list[str]:
-    images = []
-    for entry in draft.entries:
-        subset = "" if entry.split is None else f" subset={quoteattr(entry.split)}"
-        tags = "".join(f"<tag label={quoteattr(name)}></tag>" for name in entry.labels)
-        images.append(f"<image id='{entry.number}' name={quoteattr(entry.path)}{subset}>{tags}</image>")
-    return ["<annotations>", *images, "</annotations>"]
-
-
-def _fiftyone(draft: Draft) -> list[str]:
-    labels = {entry.path.rpartition(".")[0]: entry.labels for entry in draft.entries}
-    return [json.dumps({"labels": labels}, ensure_ascii=draft.encode is str.encode)]
-
-
-WRITERS = {
-    "csv": _csv,
-    "wide": _wide,
-    "jsonl": _jsonl,
-    "coco_json": _coco,
-    "label_studio": _label_studio,
-    "cvat": _cvat,
-    "fiftyone": _fiftyone,
-}
+WRITERS = {"csv": _csv, "wide": _wide, "jsonl": _jsonl, "coco_json": _coco}

@@ -14,7 +14,6 @@ from tools.fuzz.given import (
     LISTS,
     SPLITS,
     TABLES,
-    TOOLS,
     Draft,
     Entry,
     Meaning,
@@ -56,7 +55,7 @@ def change(*kinds: str) -> Callable[[Change], Change]:
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
-@change(*TABLES, "label_studio", "cvat")
+@change(*TABLES)
 def splits_spelled_otherwise(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -71,7 +70,7 @@ def splits_spelled_otherwise(draft: Draft) -> Oddity | None:
     return Oddity(f"split {spelling!r}", spelling.strip(), {entry.number for entry in members})
 
 
-@change(*TABLES, "label_studio", "cvat")
+@change(*TABLES)
 def unknown_split(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -84,7 +83,7 @@ def unknown_split(draft: Draft) -> Oddity | None:
     return Oddity(f"unknown split {name!r}", pattern, {entry.number for entry in members})
 
 
-@change(*TABLES, "label_studio", "cvat")
+@change(*TABLES)
 def empty_split(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -93,16 +92,6 @@ def empty_split(draft: Draft) -> Oddity | None:
         entry.split = text
     words = r"empty|blank|without a split|no split|names? the splits? of some|split ''"
     return Oddity("empty split", words, {entry.number for entry in members})
-
-
-@change("csv", "jsonl")
-def header_of_split(draft: Draft) -> Oddity | None:
-    if not draft.has_splits:
-        return None
-    draft.header["split"] = draft.random.choice(("Split", "SPLIT", " split", "split "))
-    return Oddity(
-        f"column {draft.header['split']!r}", r"\bsplits?\b.*column|column.*\bsplits?\b|no splits", draft.numbers()
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
@@ -192,7 +181,7 @@ def sloppy_cells(draft: Draft) -> Oddity:
     return Oddity("spaces, empty and repeated names in cells")
 
 
-@change("csv", "jsonl", "sidecar", "wide", "coco_json", *TOOLS)
+@change("csv", "jsonl", "sidecar", "wide", "coco_json")
 def invisible_letters(draft: Draft) -> Oddity | None:
     """A label with a letter that nobody sees: it is not another class, or it is said."""
     mark = draft.random.choice(("\u200b", "\u00a0", "\ufeff", "\u00ad", "\u200e", "\u2060"))
@@ -212,7 +201,7 @@ def invisible_letters(draft: Draft) -> Oddity | None:
     return Oddity(f"label {odd!r}", words, {entry.number}, classes={odd})
 
 
-@change("csv", "jsonl", "sidecar", "wide", "coco_json", *TOOLS)
+@change("csv", "jsonl", "sidecar", "wide", "coco_json")
 def decomposed_labels(draft: Draft) -> Oddity:
     """Labels in NFD, all or some: they are the composed labels."""
     if draft.kind in ("wide", "coco_json"):
@@ -224,87 +213,7 @@ def decomposed_labels(draft: Draft) -> Oddity:
     return Oddity("labels in NFD")
 
 
-@change("wide", "coco_json")
-def one_class_in_two_forms(draft: Draft) -> Oddity | None:
-    """Two columns or categories whose names are one in NFC."""
-    if draft.kind == "coco_json":
-        return None
-    draft.header["sand"] = nfd("Événement")
-    for meaning in draft.meanings.values():
-        meaning.labels = []
-    return Oddity("two columns of one class", "Événement|column|twice", draft.numbers())
-
-
-@change("wide")
-def odd_codes(draft: Draft) -> Oddity:
-    """Cells as pandas, Excel and people write them."""
-    yes, no = draft.random.choice((("True", "False"), ("1.0", "0.0"), ("1", "0"), ("TRUE", "FALSE"), ("true", "false")))
-    for entry in draft.entries:
-        entry.codes = {name: yes if name in entry.labels else no for name in LABELS}
-    if yes != "TRUE" and yes != "true":
-        return Oddity(f"codes {yes} and {no}")
-    return Oddity(f"codes {yes} and {no}", f"{yes}|{no}", draft.numbers())
-
-
-@change("wide")
-def one_odd_code(draft: Draft) -> Oddity:
-    code, entry, name = draft.random.choice(CODES), draft.some(1, 1)[0], draft.random.choice(LABELS)
-    positive = frozenset(entry.labels)
-    kinds = {
-        "1": (positive | {name}, frozenset()),
-        "0": (positive - {name}, frozenset()),
-        "-": (positive - {name}, frozenset({name})),
-    }
-    entry.codes[name] = code[0]
-    draft.meanings[entry.number].labels = [kinds[kind] for kind in code[1]]
-    return Oddity(f"code {code[0]!r}", r"line \d+\b", {entry.number})
-
-
-CODES = (
-    *(("yes", "1"), ("x", "1"), ("X", "1"), ("Y", "1"), ("1.00", "1"), ("1 ", "1"), (" 0", "0"), ("no", "0")),
-    *(("nan", "-"), ("NaN", "-"), ("", "-"), ("-1", "-"), ("None", "-"), ("N/A", "-"), ("?", "-"), ("-1.0", "-")),
-    *(("2", "1"), ("0.5", "-"), ("true", "1"), ("False", "0"), ("1,0", "1"), ("1e0", "1"), ("\u00a01", "1")),
-)
-
-
-@change("jsonl")
-def odd_values(draft: Draft) -> Oddity:
-    """Labels of another form."""
-    entry = draft.some(1, 1)[0]
-    names = entry.labels
-    positive, rest = frozenset(names), frozenset(LABELS) - frozenset(names)
-    known, partial, none = (positive, frozenset()), (positive, rest), [NONE, UNKNOWN_LABELS]
-    forms = (
-        (";".join(names), [known]),
-        (None, none),
-        ([], [NONE]),
-        ({name: True for name in names}, [partial, known]),
-        ({name: 1.0 for name in names}, [partial, known]),
-        ({name: "1" for name in names}, [partial, known]),
-        ({name: int(name in names) for name in LABELS}, [known]),
-        ({name: name in names for name in LABELS}, [known]),
-        ({"choices": names}, [known]),
-        ([names], [known]),
-        ([*names, *names], [known]),
-        ([*names, None], [known]),
-        ([*names, ""], [known]),
-        ([*names, "nan"], []),
-        (["NaN"], none),
-        (float("nan"), none),
-        ([json.dumps(names)], [known]),
-        (json.dumps(names), [known]),
-        ([{"name": name} for name in names], [known]),
-        ([name + " " for name in names], [known]),
-        ([float("nan")], none),
-    )
-    entry.cell, draft.meanings[entry.number].labels = draft.random.choice(forms)
-    if entry.cell is None:
-        entry.cell = Raw("null")
-        entry.labels, entry.cell = None, None
-    return Oddity(f"labels {entry.cell!r}", r"line \d+\b|\b1 .*label", {entry.number})
-
-
-@change("csv", "jsonl", "coco_json", "sidecar", "folders", *TOOLS)
+@change("csv", "jsonl", "coco_json", "sidecar", "folders")
 def other_case(draft: Draft) -> Oddity | None:
     """A label in another case is said, whether or not it is another class."""
     if draft.kind == "coco_json":
@@ -396,13 +305,13 @@ def absolute_paths(draft: Draft) -> Oddity:
     return Oddity("absolute paths")
 
 
-@change(*LISTS, *TOOLS, "sidecar", "folders", "listing")
+@change(*LISTS, "sidecar", "folders", "listing")
 def decomposed_paths(draft: Draft) -> Oddity:
     """File names in NFD on the disk or in the table, as the zip of a Mac has them."""
     numbers = [entry.number for entry in draft.entries]
     for entry in draft.entries:
         if draft.random.random() < 0.7 and entry.path == entry.file and numbers.count(entry.number) == 1:
-            if draft.random.random() < 0.5 or draft.kind not in (*LISTS, *TOOLS):
+            if draft.random.random() < 0.5 or draft.kind not in LISTS:
                 entry.file = "/".join((*map(nfd, entry.file.split("/")[:-1]), nfd("é" + entry.file.split("/")[-1])))
                 entry.path = nfc(entry.file)
             else:
@@ -410,7 +319,7 @@ def decomposed_paths(draft: Draft) -> Oddity:
     return Oddity("file names in NFD")
 
 
-@change(*LISTS, *TOOLS)
+@change(*LISTS)
 def missing_files(draft: Draft) -> Oddity:
     members = draft.some(1, 2)
     draft.unlisted |= {entry.number for entry in members}
@@ -429,18 +338,6 @@ def in_two_splits(draft: Draft) -> Oddity | None:
     draft.meanings[entry.number].splits = {"train", "test"}
     words = r"shares|again|twice|two splits|also in"
     return Oddity("an image in two splits", words, {entry.number})
-
-
-@change("csv", "wide")
-def header_again(draft: Draft) -> Oddity | None:
-    """Tables that were joined with their headers."""
-    if draft.kind == "wide":
-        return None
-    entry = copy.copy(draft.entries[-1])
-    entry.path, entry.cell, entry.split, entry.note = "image", "labels", entry.split and "split", "note"
-    draft.entries.insert(2, entry)
-    words = r"line 4\b|header|no file|without a file|cannot be found|cannot be learned: .*labels|split 'split'"
-    return Oddity("the header in the middle", words, files=1, classes={"labels"})
 
 
 @change("csv")
@@ -474,59 +371,6 @@ def unclosed_quote(draft: Draft) -> Oddity:
     lines = set(range(1, second - first + 3))
     words = rf"quot|no file|line ({'|'.join(str(n) for n in range(first + 2, len(draft.entries) + 3))})\b"
     return Oddity(f"an unclosed quote in {column}", words, draft.numbers(), counts=lines | {len(draft.entries) - first})
-
-
-@change("csv")
-def harmless_quotes(draft: Draft) -> Oddity:
-    for entry in draft.some(1, 2):
-        entry.note = draft.random.choice((Raw('5" pipe'), "two\nlines", 'say "hi", he said', Raw("it's"), Raw('""')))
-    return Oddity("quotes that are closed")
-
-
-@change("csv")
-def quoted_names(draft: Draft) -> Oddity:
-    members = _unwritten(draft.some())
-    quote = draft.random.choice(("'", '"'))
-    for entry in members:
-        entry.cell = ";".join(f"{quote}{name}{quote}" for name in entry.labels)
-    odd = {f"{quote}{name}{quote}" for entry in members for name in entry.labels}
-    numbers = {entry.number for entry in members if entry.labels}
-    return Oddity(f"names in quotes {quote}", f"quot|{quote}", numbers, classes=odd)
-
-
-# ----------------------------------------------------------------------------------------------------------- encodings
-@change(*LISTS)
-def byte_order_mark(draft: Draft) -> Oddity:
-    draft.encode = lambda text: b"\xef\xbb\xbf" + text.encode()
-    return Oddity("a byte order mark")
-
-
-@change("csv", "jsonl", "wide", "coco_json", "sidecar")
-def other_encoding(draft: Draft) -> Oddity:
-    name = draft.random.choice(("latin-1", "utf-16", "utf-16-le", "cp1252", "utf-16-be", "mac-roman", "utf-32"))
-    draft.encode = lambda text: nfc(text).encode(name, "ignore")
-    entry = draft.some(1, 1)[0]
-    if draft.kind not in ("wide", "coco_json"):
-        entry.labels = ["Événement"]
-        draft.meanings[entry.number].labels = [(frozenset(entry.labels), frozenset())]
-    words = "UTF-8|printable" if draft.kind == "sidecar" else "UTF-8"
-    return Oddity(f"the encoding {name}", words, draft.numbers())
-
-
-@change("csv", "wide", "jsonl")
-def line_ends(draft: Draft) -> Oddity:
-    end = draft.random.choice(("\r\n", "\r\n", "\r"))
-    before = draft.encode
-    draft.encode = lambda text: before(text.replace("\n", end))
-    return Oddity(f"lines that end with {end!r}", "" if end != "\r" else "line|column", draft.numbers())
-
-
-@change("csv", "wide")
-def other_delimiter(draft: Draft) -> Oddity:
-    draft.delimiter = draft.random.choice((";", "\t", "|", ", "))
-    if draft.delimiter == ", ":
-        return Oddity("a space behind each comma")
-    return Oddity(f"the delimiter {draft.delimiter!r}", "column|cells|separator|comma", draft.numbers())
 
 
 # ------------------------------------------------------------------------------------------------- files and folders
@@ -678,40 +522,8 @@ def class_in_one_split(draft: Draft) -> Oddity | None:
     return Oddity("the class moon in val only", "moon", {number}, classes={"moon"})
 
 
-@change("folders")
-def empty_class(draft: Draft) -> Oddity:
-    draft.files[f"{'' if draft.flat else 'train/'}moon/notes.md"] = b""
-    return Oddity("a class without images", r"moon|\.md", files=1, classes={"moon"})
-
-
-# ------------------------------------------------------------------------------------------------------- coco, sidecar
-@change("coco_json")
-def without_annotations(draft: Draft) -> Oddity:
-    members = draft.some(1, 3)
-    for entry in members:
-        entry.labels = []
-        draft.meanings[entry.number].labels = [NONE]
-    empty = {entry.number for entry in draft.entries if not entry.labels}
-    return Oddity("images without annotations", "keep_empty|without|no annotation|no positive", empty)
-
-
-@change("coco_json")
-def unknown_image(draft: Draft) -> Oddity:
-    draft.annotations.append({"id": 999, "image_id": 999, "category_id": 1})
-    return Oddity("an annotation of an unknown image", r"999|annotation|damaged", files=1)
-
-
-@change("coco_json")
-def odd_category(draft: Draft) -> Oddity:
-    name = draft.random.choice((" sand", "sand ", "sea", "sea ", nfd("Événement")))
-    draft.header["sand"], merged = name, nfc(name).strip()
-    for meaning in draft.meanings.values():
-        positive, unknown = meaning.labels[0]
-        meaning.labels = [(frozenset(merged if label == "sand" else label for label in positive), unknown)]
-    return Oddity(f"the category {name!r}", rf"{merged}|twice", draft.numbers(), classes={name})
-
-
-@change("jsonl", "label_studio", "cvat", "fiftyone")
+# ------------------------------------------------------------------------------------------------------- jsonl, sidecar
+@change("jsonl")
 def no_value_among_labels(draft: Draft) -> Oddity:
     word, members = draft.random.choice(NO_VALUES), _unwritten(draft.some())
     for entry in members:
@@ -722,28 +534,7 @@ def no_value_among_labels(draft: Draft) -> Oddity:
     return Oddity(f"the label {word}", words, {entry.number for entry in members}, classes={word})
 
 
-@change("csv", "jsonl", "sidecar", *TOOLS)
-def file_of_classes(draft: Draft) -> Oddity | None:
-    """A file of class names as editors write it."""
-    names = [nfd(name) if draft.random.random() < 0.5 else name for name in LABELS]
-    forms = {
-        "a byte order mark": ("\ufeff" + "\n".join(names)).encode(),
-        "CRLF": "\r\n".join(names).encode() + b"\r\n",
-        "blank lines and spaces": "\n\n".join(f" {name} " for name in names).encode(),
-        "latin-1": "\n".join(LABELS).encode("latin-1"),
-        "utf-16": "\n".join(LABELS).encode("utf-16"),
-        "a name twice": "\n".join([*names, "sea"]).encode(),
-        "a further class": "\n".join([*names, "moon"]).encode(),
-    }
-    form = draft.random.choice(list(forms))
-    if draft.kind == "label_studio":
-        return None
-    draft.files["classes.txt"], draft.keys["classes"] = forms[form], "classes.txt"
-    words = {"latin-1": "UTF-8", "utf-16": "UTF-8", "a name twice": "twice", "a further class": "moon"}.get(form, "")
-    return Oddity(f"a file of classes with {form}", words, classes={"moon"})
-
-
-@change("sidecar", "label_studio", "fiftyone")
+@change("sidecar")
 def no_text(draft: Draft) -> Oddity:
     members = _unwritten(draft.some())
     for entry in members:

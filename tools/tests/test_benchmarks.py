@@ -1,6 +1,5 @@
 """`python -m benchmarks.run`: every suite on a tiny model, in this process, and the parts that compare processes."""
 
-import importlib
 import importlib.util
 import json
 import sys
@@ -20,7 +19,7 @@ import jax_worker
 import protocol
 
 from benchmarks import harness, run
-from benchmarks.suites import cases, start, step
+from benchmarks.suites import cases, kernels, limit, start, step
 from benchmarks.suites.attention import WAYS
 from mlmoe_jax.models.layers import dispatch
 from mlmoe_jax.models.macs import count_macs
@@ -84,20 +83,15 @@ def peer(name: str, slow: int = 0) -> harness.Side:
 @pytest.mark.parametrize(
     ("suite", "titles", "cells"),
     [
-        ("limit", ["Rates of this machine", "Whole steps", "Parts of a block"], ["| attention |"]),
-        ("grow", ["Growing labels"], ["| 80 |"]),
+        (limit, ["Rates of this machine", "Whole steps"], []),
         pytest.param(
-            "kernels",
-            ["Kernels"],
-            [f"| {row.case} | 32 px |" for row in dispatch.TABLE],
-            marks=pytest.mark.budget(30),
+            kernels, ["Kernels"], [f"| {row.case} | 32 px |" for row in dispatch.TABLE], marks=pytest.mark.budget(30)
         ),
     ],
 )
 def test_a_suite_measures_a_tiny_model(suite, titles, cells, workers):
     """Those that are no part of the proof, whose short form runs the others."""
-    settings = replace(QUICK, modes=("train",))
-    found = importlib.import_module(f"benchmarks.suites.{suite}").run(settings, workers, harness.Results(None))
+    found = suite.run(replace(QUICK, modes=("train",)), workers, harness.Results(None))
     text = "\n".join(found)
     assert len(found) == len(titles)
     for expected in (*titles, *cells):
@@ -266,9 +260,7 @@ def test_stored_results_are_not_measured_again(tmp_path):
         harness.Results(file)
 
 
-@pytest.mark.parametrize(
-    "flag", ["--suite=steps", "--modes=train,test", "--grow=width", "--photos=nowhere", "--against=python"]
-)
+@pytest.mark.parametrize("flag", ["--suite=steps", "--modes=train,test", "--photos=nowhere", "--against=python"])
 def test_a_wrong_flag_is_refused(flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         run.arguments([flag])

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from helpers import color_model, tiny
+from helpers import tiny
 from helpers.paths import REPOSITORY
 from helpers.scored_run import drawn_split
 from scipy.special import expit
@@ -19,7 +19,6 @@ from benchmarks import report
 from benchmarks.measure import (
     calibration,
     exported,
-    gate_statistics,
     label_selection,
     photographs,
     planted_flips,
@@ -258,18 +257,6 @@ def test_shares_of_flips_on_a_case_by_hand():
     assert values["found per direction"] == 0.5
     assert (values["flips"], values["found"], values["found, added"], values["found, removed"]) == (2, 0.5, 1, 0)
     assert (values["suggestions"], values["found by suggestions"], values["flips among suggestions"]) == (2, 0.5, 0.5)
-
-
-# ------------------------------------------------------------------------------------------------------------- gates
-def test_gates_of_images_are_joined_and_static_ones_kept_once():
-    reds = [51 * number for number in range(6)]
-    images = ArrayImages(np.stack([color_model.color(red) for red in reds]))
-    split = Split("test", color_model.NAMES, np.zeros((6, 4), np.int8), list("abcdef"), images)
-    run = color_model.make_run()
-    run.config.eval.batch_size = 4  # the second batch is padded
-    weights = gate_statistics.gate_weights(run, split)
-    np.testing.assert_allclose(weights["g"][:, 0, 1], np.divide(reds, 255), rtol=1e-5)
-    assert weights["static"].shape == (1, 4, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- exported
