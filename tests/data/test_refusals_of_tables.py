@@ -64,7 +64,7 @@ def of_corrections(rows: str, says: str, heading="image,label,given,suggested,sc
 def in_encoding(encoding: str, file: str, text: str) -> Refusal:
     keys = {"name": file.rpartition(".")[2], "table": file}
     return Refusal(
-        f"{file} {encoding}",
+        f"{file} {encoding} {text!r}",
         lambda at: (at / file).write_text(text, encoding=encoding) and None,
         lambda at: read_classes(at / file) if keys["name"] == "txt" else open_split(settings(at, **keys), "train"),
         f"{{at}}/{file} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8",
@@ -145,6 +145,7 @@ CELLS = [
             ("names.txt", "café\n"),
         )
     ),
+    in_encoding("utf-16-le", "train.csv", "image,labels\na.png,x\n"),  # each byte is one of UTF-8, too
 ]
 
 LABELS = [

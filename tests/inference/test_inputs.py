@@ -53,3 +53,12 @@ def test_a_pillow_image_is_read_like_its_file(tmp_path):
     expected = read_image(tmp_path / "a.png")
     assert expected.shape == (6, 4, 3)
     np.testing.assert_array_equal(MixedImages([Image.open(tmp_path / "a.png")]).read(0), expected)
+
+
+def test_images_are_upright_whatever_the_config_says(tmp_path):
+    pixels, exif = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    config = default_config()
+    config.data.exif, config.data.image_size = "ignore", 8
+    np.testing.assert_array_equal(read_images(tmp_path / "a.png", config), np.rot90(pixels, -1)[None])
