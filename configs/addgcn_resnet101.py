@@ -3,11 +3,6 @@
     mlmoe train --config=addgcn_resnet101:root=/data/coco --workdir=runs/addgcn
     mlmoe train --config=addgcn_resnet101:dataset=digits --workdir=runs/addgcn_digits
 
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.05 and a tenth of it for the backbone, gradients clipped at
 10, batches of 16, 50 epochs, multi-scale crops and flips. The rate is divided by 10 after 31 and 41 epochs: the authors
 write 30 and 40, but their loop is off by one. Labels marked difficult count as in configs/mlgcn_resnet101.py.

@@ -5,11 +5,7 @@
 
 The paper uses VGG-16 and its authors published no code. Learning rate and number of epochs are our choice. The score of
 a label is its largest probability at any step of any path in the beam. The head computes the loss of the sequence, so
-config.loss has no effect. An unknown label counts as absent. The backbone is frozen unless tune=yes.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
+config.loss has no effect. An unknown label counts as absent.
 """
 
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like

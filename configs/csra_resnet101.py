@@ -3,12 +3,6 @@
     mlmoe train --config=csra_resnet101:root=/data/coco --workdir=runs/csra
     mlmoe train --config=csra_resnet101:dataset=digits --workdir=runs/csra_digits
 
-heads: 1, 2, 4, 6 or 8 classifiers with temperatures of their own; by default 1 for VOC, otherwise 4.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.1 and a tenth of it for the backbone, a rise over two
 epochs (of COCO or VOC 2007), divided by 10 after every fifth (on VOC, fourth) of 30 epochs, batches of 16, crops of 70
 to 100 % and flips, pixels in 0 … 1. λ is 0.1 for VOC, otherwise 0.5. The authors' table has 4 heads for COCO, their
@@ -17,10 +11,19 @@ command 6.
 
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, shrink_for_digits, train_batch_norm
+from mlmoe_jax.runtime.keys import IntegerKey
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, heads=0)
+    config, options = feature_map_config(
+        arg,
+        heads=IntegerKey(
+            0,
+            "Classifiers with temperatures of their own: 1, 2, 4, 6 or 8; 0 is 1 for VOC, otherwise 4.",
+            least=0,
+            most=8,
+        ),
+    )
     is_voc = options.dataset.startswith("voc")
     config.model.head.kind = "csra"
     config.model.head.csra.heads = options.heads or (1 if is_voc else 4)

@@ -3,11 +3,7 @@
     mlmoe compile --config=drmoe_20k --topology=v5e:4x4 --config.mesh.expert=16
     mlmoe train --config=drmoe_20k --config.mesh.expert=8 --workdir=runs/drmoe_20k
 
-dataset: synthetic (the default, with `--config.data.labels=20000`), digits, or a benchmark with root=FOLDER; for your
-own images, set config.data.* instead. resolution: in pixels, default 224. backbone: any name in
-models.backbones.catalog, default dinov2_vitb14. tune: train the backbone, yes | no | auto; auto trains a CNN, but not a
-ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
+For random images with 20,000 labels, add --config.data.labels=20000. For your own images, set config.data.* instead.
 
 The decoder has no self-attention between labels, all labels share one gate, and label features have width 256. Each
 label has a query (256), one expert (256 → 64) and a classifier (64): 16,769 parameters. For memory, attention weights

@@ -3,13 +3,6 @@
     mlmoe train --config=drmoe_resnet101:root=/data/coco --workdir=runs/drmoe
     mlmoe train --config=drmoe_resnet101:dataset=digits --workdir=runs/drmoe_digits
 
-preset: recommended (the default: one classifier per label, and an entropy term that keeps gates from collapsing, as
-the text intends) | literal (as printed; warns) | static (recommended, with gates that do not depend on the image).
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 Adam with weight decay 1e-5 added to the gradient, learning rate 1e-4, divided by 10 after 30 and after 40 of 50 epochs,
 batches of 32 (16 on VOC), random resized crops, flips and color jitter. The paper does not state the strength of the
 jitter: 0.4, and 0.1 for the hue, in random order, are our choice. Contrast is scaled about the mean of all values; in
@@ -23,11 +16,17 @@ from mlmoe_jax.config.recipes.feature_map import (
     train_batch_norm,
     use_routed_experts,
 )
-from mlmoe_jax.models.heads.dr_moe import SETTINGS
+
+PRESETS = {
+    "recommended": "one classifier per label, and an entropy term against the collapse of gates, as the text intends",
+    "literal": "as printed, with a warning",
+    "static": "recommended, with gates that do not depend on the image",
+    "hsq": "the experts and gates of hsq_resnet101",
+}
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, presets=tuple(SETTINGS))
+    config, options = feature_map_config(arg, presets=PRESETS)
     use_routed_experts(config, options.preset)
     if options.dataset == "digits":
         return shrink_for_digits(config, rate=1e-3)

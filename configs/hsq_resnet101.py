@@ -5,14 +5,9 @@
 
 The authors published no code. The paper describes a query decoder, task experts per label, shared experts, and one gate
 per label over both that depends on the label's feature. Numbers, widths and recipe are our choice, after Query2Label.
-
-task: number of experts per label. shared: number of experts shared by all labels.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 """
 
+from mlmoe_jax.config import option
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like
 from mlmoe_jax.config.recipes.feature_map import (
     feature_map_config,
@@ -24,7 +19,11 @@ from mlmoe_jax.config.recipes.feature_map import (
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, task=2, shared=4)
+    config, options = feature_map_config(
+        arg,
+        task=option("model.head.routing.task_experts", default=2),
+        shared=option("model.head.routing.shared_experts"),
+    )
     use_q2l(config)
     config.model.head.decoder.width, config.model.head.decoder.hidden = 512, 2048
     use_routed_experts(config, "hsq")

@@ -1,13 +1,7 @@
 """Linear probing: a frozen backbone and one linear classifier on its class token.
 
-    mlmoe train --config=linear_probe:dataset=digits --workdir=runs/linear_digits
-    mlmoe train --config=linear_probe:dataset=coco2014,root=/data/coco --workdir=runs/linear
-
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: 224 | 448. backbone: any name in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.
-preset: code (learning rate and EMA of the authors' configs; the default) | paper (5e-4 and 0.9997 everywhere).
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
+mlmoe train --config=linear_probe:dataset=digits --workdir=runs/linear_digits
+mlmoe train --config=linear_probe:dataset=coco2014,root=/data/coco --workdir=runs/linear
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config

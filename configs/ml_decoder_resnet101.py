@@ -3,12 +3,6 @@
     mlmoe train --config=ml_decoder_resnet101:root=/data/coco --workdir=runs/ml_decoder
     mlmoe train --config=ml_decoder_resnet101:dataset=digits,groups=5 --workdir=runs/mld_digits
 
-groups: maximum number of queries; if it reaches the number of labels, each label has its own query (full decoding).
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
 the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout, and the RandAugment of UDA that the
 authors' code imports. A trained backbone gets pixels in 0 … 1 without normalization, as the authors' TResNet.
@@ -17,10 +11,12 @@ authors' code imports. A trained backbone gets pixels in 0 … 1 without normali
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, is_tuned, shrink_for_digits, train_batch_norm
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS
+from mlmoe_jax.runtime.keys import IntegerKey
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, groups=100)
+    groups = IntegerKey(100, "Most queries; with as many labels or fewer, each has its own (full decoding).", least=0)
+    config, options = feature_map_config(arg, groups=groups)
     config.model.head.kind = "query"
     config.model.head.decoder.update({"queries": options.groups, **ML_DECODER_SETTINGS})
     config.loss.kind, config.loss.reduce, config.loss.scale = "asymmetric", "sum", 1.0

@@ -9,7 +9,7 @@ from mlmoe_jax.config.recipes.prompt_tuning import ML_VPT_PRESETS, prompt_tuning
 
 
 def get_config(arg=""):
-    parse_arg(arg, **selection_options(*ML_VPT_PRESETS))  # which refuses other options
+    parse_arg(arg, **selection_options(ML_VPT_PRESETS))  # which refuses other options
     config, options = prompt_tuning_config(f"dataset=digits,{arg}", digits_rate=1e-2)
     use_ml_vpt(config, preset=options.preset)
     return config

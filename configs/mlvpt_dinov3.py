@@ -5,11 +5,7 @@
 
 For the download, accept the license of DINOv3 at huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m, and set
 HF_TOKEN. With the weights in a file, add --config.model.backbone.weights=FILE.
-
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: 224 | 448. backbone: any ViT in models.backbones.catalog, such as a DINOv3, SigLIP 2 or CLIP; default
-dinov3_vitb16, on digits vit_digits.
-preset: code (the authors' code; the default) | paper (the text of the paper).
+Any ViT is a backbone, such as a SigLIP 2 or CLIP.
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config, use_ml_vpt

@@ -16,30 +16,26 @@ For a table with one column per class (1, 0, or empty for unknown), pass label_c
     beach/001.jpg,1,1
     002.jpg,0,
 
-root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: any name in
-models.backbones.catalog; by default DINOv2 if its weights are on this machine, else EfficientNet-Lite0, which needs no
-download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size; by
-default 224, with names the backbone's own.
-
-names: the vectors of the label names, written by `mlmoe encode` (docs/labels-by-name.md). The labels are the names of
-the file, and the backbone is the one that they belong to. The fit is drawn towards the classifiers that the vectors
-give, as far as this lowers the loss of cross-validation. Labels without images keep the scores of their names.
+With the option names, the labels are the names of the file, and the backbone is the one that they belong to. The fit is
+drawn towards the classifiers that the vectors give, as far as this lowers the loss of cross-validation. Labels without
+images keep the scores of their names.
 
 On a CNN, a linear classifier is fitted to the features of all images, to convergence. Nothing is held out, and the
 metrics are of cross-validation. With fit=steps it is trained by steps instead, as a ViT always is, with a tenth of the
-images held out. epochs: for training by steps, the number of passes over the training images, 20 if it is 0.
+images held out. A run keeps its backbone.
 """
 
 import os
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config import choice, default_config, parse_arg
+from mlmoe_jax.config import default_config, parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.name_vectors import read_name_vectors
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.locate import is_local
+from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, PathKey, TextKey
 from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
@@ -49,14 +45,27 @@ INSTALLED = "efficientnet_lite0"  # part of the package
 def get_config(arg="", run=None):
     options = parse_arg(
         arg,
-        root="",
-        table="labels.csv",
-        label_column="labels",
-        backbone="",
-        resolution=0,
-        names="",
-        fit=choice(("logistic", "steps")),
-        epochs=0,
+        root=PathKey("", "Folder of the images and the table."),
+        table=TextKey("labels.csv", "CSV or .jsonl file in root."),
+        label_column=TextKey("labels", "Column of the labels; empty for a table with one column per class."),
+        backbone=TextKey(
+            "",
+            "Backbone, a value of model.backbone.name; if empty, DINOv2 if its weights are on this machine, else "
+            "EfficientNet-Lite0, which needs no download.",
+        ),
+        resolution=IntegerKey(
+            0,
+            "Side of the images, for a ViT a multiple of its patch size; 0 is 224, with names the backbone's own.",
+            unit="pixels",
+            least=0,
+        ),
+        names=PathKey("", "Vectors of the label names, of --mode=encode (docs/labels-by-name.md)."),
+        fit=ChoiceKey(
+            "logistic",
+            "How a linear classifier is trained.",
+            choices={"logistic": "to convergence", "steps": "by steps, as a ViT always is"},
+        ),
+        epochs=IntegerKey(0, "Passes over the training images in training by steps; 0 is 20.", least=0),
     )
     config = default_config()
 

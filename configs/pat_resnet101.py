@@ -3,11 +3,6 @@
     mlmoe train --config=pat_resnet101:root=/data/coco --workdir=runs/pat
     mlmoe train --config=pat_resnet101:dataset=digits --workdir=runs/pat_digits
 
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 The asymmetric loss with 4, 0 and 0.05, summed, of the image and of its quarters. AdamW with weight decay 1e-4,
 one-cycle with peak 1e-4, 80 epochs, stopped early, batches of 128, EMA, cutout, RandAugment, pixels in 0 … 1.
 """

@@ -6,11 +6,11 @@ writes `backbone.safetensors` into the run folder. `model.backbone.name=vit_digi
 mlmoe_jax/pretrained/files/vit_digits.safetensors. `precision@1` is the accuracy.
 """
 
-from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config import default_config, option, parse_arg
 
 
 def get_config(arg=""):
-    options = parse_arg(arg, epochs=2)
+    options = parse_arg(arg, epochs=option("train.epochs", default=2))
     config = default_config()
     config.data.name = "digits_single"
     config.model.backbone.weights = "none"

@@ -3,11 +3,6 @@
     mlmoe train --config=q2l_resnet101:root=/data/coco --workdir=runs/q2l
     mlmoe train --config=q2l_resnet101:dataset=digits --workdir=runs/q2l_digits
 
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 AdamW with weight decay 0.01 on all parameters, one-cycle with peak 1e-4, 80 epochs, batches of 64, EMA; batch
 normalization, stem and first stage frozen; images without labels are kept. The authors' loader does not apply cutout
 although their paper says so. Here it is applied.

@@ -3,23 +3,23 @@
     mlmoe train --config=splicemix_resnet101:root=/data/coco --workdir=runs/splicemix
     mlmoe train --config=splicemix_resnet101:dataset=digits --workdir=runs/splicemix_digits
 
-consistency: true | false; false is SpliceMix without the consistency loss.
-dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
-resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
-tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
-
 A linear classifier of the largest value of each channel. SGD as in configs/addgcn_resnet101.py, for 80 epochs, divided
 by 10 after 39 and 59: the authors write 40 and 60, and subtract 1. On COCO, batches of 32, the rate 0.05 and a rise
 over three epochs; on VOC 16, 0.01 and none. The authors clip gradients on VOC only. `models.mosaics` has what differs
 in the mosaics.
 """
 
+from mlmoe_jax.config import option
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, set_gcn_training, shrink_for_digits
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, consistency=True)
+    config, options = feature_map_config(
+        arg,
+        consistency=option(
+            "augment.splice_consistency", default=True, doc="The consistency loss; without it, it is SpliceMix."
+        ),
+    )
     is_voc = options.dataset.startswith("voc")
     config.model.head.kind, config.model.head.pool = "linear", "max"
     config.augment.mix, config.augment.splice_consistency = "splicemix", options.consistency

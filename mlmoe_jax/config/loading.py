@@ -1,9 +1,9 @@
 """Configs from files, from the command line and from run folders. `table.py` has the keys.
 
 A config file defines `get_config(arg="") -> ConfigDict`, which starts from `default_config()`. `arg` is the text after
-the colon in `--config=file.py:dataset=digits,epochs=3`; `parse_arg` splits it. A file whose values depend on the
-machine defines `get_config(arg="", run=None)`. `run` is the config of the resumed run, or None, so that a resumed run
-keeps its values.
+the colon in `--config=file.py:dataset=digits,epochs=3`; `parse_arg` splits it, and `--help=config:file.py` lists the
+options that it declares. A file whose values depend on the machine defines `get_config(arg="", run=None)`. `run` is the
+config of the resumed run, or None, so that a resumed run keeps its values.
 """
 
 import inspect
@@ -11,17 +11,18 @@ import json
 import logging
 import os
 import runpy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config, flatten, use_adapter, why_unknown
-from mlmoe_jax.config.table import ADAPTERS_SECTION, SECTIONS, key_named
+from mlmoe_jax.config.table import ADAPTERS_SECTION, KEYS, SECTIONS, key_named
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.keys import ChoiceKey, Key, key_like, to_tuples
+from mlmoe_jax.runtime.keys import Key, TextsKey, key_like, to_tuples
 from mlmoe_jax.runtime.registry import nearest, suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,21 +32,35 @@ CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "confi
 Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
-def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
-    """Parse the options of a config, `key=value,key=value`.
+class UnknownOption(UserError):
+    """A part of the argument of a config is none of its options.
+
+    Attributes:
+      options: option -> key, for all options of the config.
+    """
+
+    def __init__(self, message: str, options: Mapping[str, Key]):
+        super().__init__(message)
+        self.options = options
+
+
+def parse_arg(arg: str, **declared: Any) -> ConfigDict:
+    """Parse the options of a config, `key=value,key=value`. Items of a list are separated by `+`.
 
     Args:
       arg: the text of the options.
-      **defaults: option -> its default value, or a key such as a result of `choice`. The type of the default is the
-        type of the option.
+      **declared: option -> its key, such as a result of `option`, or its default value. The type of a default is the
+        type of the option, and `--help` has no sentence about it.
 
     Returns:
-      option -> value, for all options in `defaults`.
+      option -> value, for all options in `declared`.
 
     Raises:
-      UserError: an option is unknown or repeated, or a value is not allowed.
+      UnknownOption: an option is unknown.
+      UserError: an option is repeated, or a value is not allowed.
     """
-    keys = {name: default if isinstance(default, Key) else key_like(default) for name, default in defaults.items()}
+    keys = {name: key if isinstance(key, Key) else key_like(key) for name, key in declared.items()}
+    keys |= {name: replace(key, separator="+") for name, key in keys.items() if isinstance(key, TextsKey)}
     options = ConfigDict({name: key.default for name, key in keys.items()})
     for name, text in _split_options(arg, keys):
         role = f"config argument '{name}'"
@@ -56,15 +71,14 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     return options
 
 
-def choice(names: Iterable[str], default: str = "") -> ChoiceKey:
-    """Return an option for `parse_arg` whose value is one of `names`.
+def option(name: str, **changes: Any) -> Key:
+    """Return an option for `parse_arg` that sets a key of the config: the key, without its conditions.
 
     Args:
-      names: the allowed values.
-      default: the default value; "": the first name.
+      name: the dotted name of the key.
+      **changes: what differs from the key, such as `default` or `doc`.
     """
-    choices = tuple(names)
-    return ChoiceKey(default or choices[0], "", choices=choices)
+    return replace(KEYS[name], only_if={}, **changes)
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
@@ -75,16 +89,18 @@ def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str
       keys: option -> key, for all known options.
 
     Raises:
-      UserError: an option is unknown or repeated.
+      UnknownOption: an option is unknown.
+      UserError: an option is repeated.
     """
     seen = set()
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
     for item in filter(None, arg.split(",")):
         name, equals, text = item.partition("=")
         if not equals:
-            raise UserError(f"'{item}' after the config's colon is not key=value; {all_options}")
+            raise UnknownOption(f"'{item}' after the config's colon is not key=value; {all_options}", keys)
         if name not in keys:
-            raise UserError(f"config argument '{name}' does not exist{nearest(name, keys) or f'; {all_options}'}")
+            hint = nearest(name, keys) or f"; {all_options}"
+            raise UnknownOption(f"config argument '{name}' does not exist{hint}", keys)
         if name in seen:
             raise UserError(f"config argument '{name}' is given twice")
         seen.add(name)
@@ -107,15 +123,43 @@ def load_config(
       UserError: the file is missing, a key is unknown, or a value has a wrong type.
     """
     location, _, arg = reference.partition(":")
+    get_config, _ = _open_config(location)
+    further = {"run": run()} if "run" in inspect.signature(get_config).parameters else {}
+    try:
+        config = get_config(arg, **further)
+    except UnknownOption as error:
+        message = str(error).removesuffix("?")
+        raise UnknownOption(f"{message}; see mlmoe --help=config:{location}", error.options) from error
+    return apply_overrides(config, overrides)
+
+
+def config_options(location: str) -> tuple[str, Mapping[str, Key]]:
+    """Return the docstring of a config file, and its options: name -> key.
+
+    Args:
+      location: the path of a file, or the name of a file in configs/.
+
+    Raises:
+      UserError: the file is missing or no config.
+    """
+    get_config, doc = _open_config(location)
+    try:
+        get_config("help")  # which is no option, since it has no value
+    except UnknownOption as error:
+        return doc, error.options
+    return doc, {}
+
+
+def _open_config(location: str) -> tuple[Callable[..., ConfigDict], str]:
+    """Return the function `get_config` and the docstring of a config file; UserError as in `load_config`."""
     path = find_config(location)
     try:
-        get_config = runpy.run_path(str(path)).get("get_config") if path.suffix == ".py" else None
+        names = runpy.run_path(str(path)) if path.suffix == ".py" else {}
     except SyntaxError as error:
         raise UserError(f"config {path} is not valid Python: line {error.lineno}, {error.msg}") from error
-    if get_config is None:
+    if "get_config" not in names:
         raise UserError(f"config {path} defines no get_config(arg) function")
-    further = {"run": run()} if "run" in inspect.signature(get_config).parameters else {}
-    return apply_overrides(get_config(arg, **further), overrides)
+    return names["get_config"], inspect.cleandoc(names["__doc__"] or "")
 
 
 def split_references(text: str) -> list[str]:

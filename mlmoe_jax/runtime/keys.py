@@ -274,11 +274,18 @@ class AutoIntegerKey(IntegerKey):
 
 @dataclass(frozen=True)
 class _TupleKey(Key):
-    """A key whose value is a tuple. Its text is a Python tuple or list, or items separated by commas."""
+    """A key whose value is a tuple. Its text is a Python tuple or list, or items with a separator between them.
+
+    Attributes:
+      separator: the separator. Lists in the argument of a config have "+", since commas separate its options.
+    """
+
+    _: KW_ONLY
+    separator: str = ","
 
     def parse(self, text: str) -> tuple:
         if text[:1] not in ("(", "["):
-            return tuple(self.parse_item(part) for part in text.split(",") if part)
+            return tuple(self.parse_item(part) for part in text.split(self.separator) if part)
         value = ast.literal_eval(text)
         return to_tuples(value) if isinstance(value, tuple | list) else (value,)
 
@@ -297,7 +304,12 @@ class _TupleKey(Key):
 class TextsKey(_TupleKey):
     """A key whose value is a tuple of texts, such as the names of splits."""
 
-    allowed: ClassVar[str] = "strings separated by commas"
+    @property
+    def allowed(self) -> str:
+        return f"strings separated by {'commas' if self.separator == ',' else self.separator}"
+
+    def format(self, value: tuple[str, ...]) -> str:
+        return self.separator.join(value)
 
     def allows_item(self, item: Any) -> bool:
         return isinstance(item, str)

@@ -5,16 +5,19 @@ from helpers.documents import CONFIGS
 
 from mlmoe_jax.config import (
     apply_overrides,
+    config_options,
     default_config,
     flatten,
     from_json,
     load_config,
     loading,
+    option,
     parse_arg,
     to_json,
     validate,
 )
 from mlmoe_jax.config.table import KEYS
+from mlmoe_jax.runtime.keys import ChoiceKey
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,31 @@ def test_parse_arg():
     options = parse_arg("epochs=5,name=a=b", epochs=3, name="x", half=False)
     assert options.to_dict() == {"epochs": 5, "name": "a=b", "half": False}
     assert parse_arg("", epochs=3).epochs == 3
+
+
+def test_a_plus_is_between_the_items_of_a_list():
+    assert parse_arg("splits=a+b,seed=2", splits=("x",), seed=1).to_dict() == {"splits": ("a", "b"), "seed": 2}
+
+
+def test_an_option_is_a_key_of_the_config_without_its_conditions():
+    key = KEYS["model.prompts.gate_init"]
+    assert key.only_if
+    changed = option("model.prompts.gate_init", default=5.0)
+    assert (changed.default, changed.doc, dict(changed.only_if)) == (5.0, key.doc, {})
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_option_of_a_config_that_ships_has_a_sentence_and_values_that_it_takes(path):
+    doc, options = config_options(path.stem)
+    assert doc.partition("\n")[0].endswith(".")
+    for name, key in options.items():
+        assert key.doc[:1].isupper(), f"{name} of {path.name} has no sentence"
+        assert key.doc.endswith("."), key.doc
+        assert ". " not in key.doc, f"one sentence: {key.doc}"
+        assert key.default == "" or key.allows(key.default), name
+        load_config(f"{path.stem}:{name}={key.format(key.default)}" if key.default != "" else path.stem, [])
+        for choice in key.choices if type(key) is ChoiceKey else ():
+            load_config(f"{path.stem}:{name}={choice}", [])
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

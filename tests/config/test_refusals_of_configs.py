@@ -100,9 +100,10 @@ TEXTS = [
     of_config("{at}/mine.json", "config {at}/mine.json defines no get_config(arg) function", '{"seed": false}'),
     of_config("vpt:variant", f"'variant' after the config's colon is not key=value; {TAKES}"),
     of_config("vpt:zzz=1", f"config argument 'zzz' does not exist; {TAKES}"),
-    of_config("vpt:varian=deep", "config argument 'varian' does not exist; did you mean 'variant'?"),
+    of_config("vpt:zzz=2", "variant, prompts, dropout, pool, project; see mlmoe --help=config:vpt"),
+    of_config("vpt:varian=deep", "'varian' does not exist; did you mean 'variant'; see mlmoe --help=config:vpt"),
     of_config("vpt:variant=deep,variant=deep", "config argument 'variant' is given twice"),
-    of_config("vpt:project=x", "config argument 'project' takes an integer such as 0, not 'x'"),
+    of_config("vpt:project=x", "config argument 'project' takes an integer of at least 0 such as 0, not 'x'"),
     Refusal(
         "an argument of a config without any",
         None,
@@ -119,6 +120,7 @@ TEXTS = [
     # ---------------------------------------------------------------------------------- arguments of our configs
     of_choice("vpt:variant=middle", "deep, shallow"),
     of_choice("vpt:precision=half", "auto, float32, authors"),
+    of_config("lora:targets=query+valu", "query, key, value, output, fc1, fc2, each once; did you mean 'value'?"),
     of_choice("gvpt:sides=left", "both, co, dc"),
     of_choice("e2vpt:preset=mine", "code, paper, held_out"),
     of_choice("mlvpt_digits:preset=mine", "code, paper, held_out"),
@@ -127,7 +129,7 @@ TEXTS = [
     of_choice("mlgcn_resnet101:schedule=mine", "code, paper"),
     of_choice("vpt:selection=fair", "published, held_out"),
     of_choice("q2l_resnet101:preset=code", "published, held_out"),
-    of_config("mlvpt_vit:backbone=vit_b16_mae", "backbone=vit_b16_mae is not one of in1k, in21k, mae, mocov3"),
+    of_choice("mlvpt_vit:backbone=vit_b16_mae", "in1k, in21k, mae, mocov3"),
     of_config(
         "linear_probe:dataset=digits,root=photos",
         "dataset=digits has no files, so root=photos has no effect; leave one of them out",

@@ -17,6 +17,7 @@ DEFAULT_MODE = "train"
 _END = """\
 mlmoe MODE --help   the flags of a mode, and an example
 --help=config       the sections of the config; --help=optim the keys of one
+--help=config:vpt   the options of a config file
 --version           the version
 
 --mode=MODE is another form of MODE, and --config.KEY=VALUE sets a key of the config. Read on in

@@ -1,5 +1,7 @@
 """The reference of all config keys: the text of `--help=optim`, and the page docs/configuration.md.
 
+`--help=config:vpt` lists the options of a config file in the same form.
+
 `python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes the page.
 """
 
@@ -7,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from mlmoe_jax.config.defaults import why_unknown
+from mlmoe_jax.config.loading import config_options
 from mlmoe_jax.config.table import CONFIG, SECTIONS, key_named, section_named
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.keys import ChoiceKey, ConfigSection, Key, Others, TextKey, format_value
@@ -20,6 +23,7 @@ _INTRODUCTION = """\
 `--config.optim.learning_rate=3e-4` sets a key on the command line, `config.optim.learning_rate = 3e-4` in a config
 file. Values of a list are separated by commas, or written as a Python tuple.
 `--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
+`--help=config:vpt` prints the options of a config file.
 
 Each key has its default and unit, and in parentheses what it takes and the settings that it is for. Unless a limit is
 given, integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules are ordered (regex, value) pairs
@@ -45,7 +49,7 @@ def _list_key(name: str, key: Key) -> Iterator[str]:
     notes += _list_conditions(name, key)
     if notes:
         written += f" ({'; '.join(notes)})"
-    yield f"* {written}: {key.doc}"
+    yield f"* {written}: {key.doc}".removesuffix(": ")
     for choice, meaning in choices.items():
         yield f"    * `{choice}`" if meaning == choice else f"    * `{choice}`: {meaning}"
 
@@ -94,14 +98,17 @@ def _join(values: Iterable) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ the help
 def describe_config(topic: str) -> str:
-    """Return the help text of a section or a key of the config.
+    """Return the help text of a section or a key of the config, or of a config file.
 
     Args:
-      topic: a dotted name such as `optim` or `optim.learning_rate`, or `config` for the whole config.
+      topic: a dotted name such as `optim` or `optim.learning_rate`, `config` for the whole config, or `config:FILE`.
 
     Raises:
-      UserError: there is no such section or key. The message names the most similar key.
+      UserError: there is no such section, key or file. The message names the most similar one.
     """
+    root, is_file, location = topic.partition(":")
+    if is_file and root == ROOT:
+        return _describe_file(location)
     name = "" if topic == ROOT else topic
     if section := section_named(name):
         return _describe_section(name, section)
@@ -123,6 +130,12 @@ def _describe_section(name: str, section: ConfigSection) -> str:
     listed = [f"* {prefix}{last}: {_sentence(f'{prefix}{last}', entry)}" for last, entry in inside.items()]
     parts = ([f"{name or ROOT}: {_sentence(name, section)}"], _list_keys(name, section), listed)
     return "\n\n".join(filter(None, map(_plain, parts)))
+
+
+def _describe_file(location: str) -> str:
+    doc, options = config_options(location)
+    lines = [line for name, key in options.items() for line in _list_key(name, key)]
+    return "\n\n".join(filter(None, (doc, _plain(lines) or "It declares no options.")))
 
 
 def _plain(lines: Iterator[str] | list[str]) -> str:

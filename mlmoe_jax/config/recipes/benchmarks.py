@@ -1,14 +1,14 @@
 """Data sets as the papers use them, the splits and metrics that select weights, and settings that follow others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 
 from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.config.loading import choice, parse_arg
+from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.keys import ChoiceKey
+from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, TextKey
 
 # ----------------------------------------------------------------------------------------------------------- data sets
 # Train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA. The
@@ -66,7 +66,14 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
 
 
 def method_config(
-    arg: str, *, dataset: str, backbone: str, resolution: int, presets: Sequence[str], **further: Any
+    arg: str,
+    *,
+    dataset: str,
+    backbone: str,
+    resolution: int,
+    presets: Mapping[str, str],
+    backbones: Mapping[str, str] | None = None,
+    **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with a data set and a backbone, and the options parsed from `arg`.
 
@@ -78,21 +85,38 @@ def method_config(
       dataset: default data set.
       backbone: default backbone; on `digits` it is vit_digits.
       resolution: default side of the images in pixels; on `digits` it is 64.
-      presets: names of the presets of the method. The first one is the default.
-      **further: name of a further option -> its default.
+      presets: the presets of the method: name -> meaning. The first one is the default.
+      backbones: the values of the option `backbone`: name -> meaning. By default, any text.
+      **further: name of a further option -> its key.
 
     Raises:
       UserError: an option or a value is unknown.
     """
-    common = {"dataset": choice(DATA_SETS, dataset), "root": "", "resolution": 0, "backbone": ""}
-    options = parse_arg(arg, **common, **selection_options(*presets), **further)
+    options = parse_arg(
+        arg,
+        dataset=ChoiceKey(
+            dataset, "Data set; digits and synthetic have no files (docs/datasets.md).", choices=DATA_SETS
+        ),
+        root=TextKey("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME."),
+        resolution=IntegerKey(0, f"Side of the images; 0 is {resolution}, on digits 64.", unit="pixels", least=0),
+        backbone=_backbone_option(backbone, backbones),
+        **selection_options(presets),
+        **further,
+    )
     digits = options.dataset == "digits"
     options.backbone = options.backbone or ("vit_digits" if digits else backbone)
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
-    apply_selection(config, options, presets[0])
+    apply_selection(config, options, next(iter(presets)))
     config.model.backbone.name = options.backbone
     return config, options
+
+
+def _backbone_option(default: str, backbones: Mapping[str, str] | None) -> TextKey:
+    otherwise = f"if empty, {default}, on digits vit_digits"
+    if backbones:
+        return ChoiceKey("", f"Weights of the backbone; {otherwise}.", choices=backbones)
+    return TextKey("", f"Backbone, a value of model.backbone.name; {otherwise}.")
 
 
 def train_on_digits(config: ConfigDict, *, rate: float) -> None:
@@ -108,13 +132,25 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 HELD_OUT = "held_out"
 
 
-def selection_options(*presets: str) -> dict[str, ChoiceKey]:
+def selection_options(presets: Mapping[str, str]) -> dict[str, ChoiceKey]:
     """Return the options `preset` and `selection` for `parse_arg`: option name -> key.
 
-    The first preset is the default.
+    Args:
+      presets: the presets of the method: name -> meaning. The first one is the default.
     """
-    selection = ChoiceKey("", "", choices=("published", HELD_OUT))  # "" if it is not given
-    return {"preset": choice((*presets, HELD_OUT)), "selection": selection}
+    default = next(iter(presets))
+    further = {HELD_OUT: f"{default} with selection={HELD_OUT}"}
+    return {
+        "preset": ChoiceKey(default, "Published settings, where sources differ.", choices={**presets, **further}),
+        "selection": ChoiceKey(
+            "",  # if it is not given
+            "Images that select weights, and fit thresholds; if empty, published.",
+            choices={
+                "published": "those of the paper, on benchmarks the test split",
+                HELD_OUT: "the validation split, or a tenth of the training images if there is none",
+            },
+        ),
+    }
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:

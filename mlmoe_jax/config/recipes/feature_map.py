@@ -3,16 +3,27 @@
 Each `use_…` sets the architecture of one method. Its config file adds the published recipe.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.loading import choice
+from mlmoe_jax.config.loading import option
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.heads.dr_moe import SETTINGS
 from mlmoe_jax.models.heads.query import Q2L_SETTINGS
+from mlmoe_jax.runtime.keys import ChoiceKey, FlagKey
+
+PUBLISHED = {"published": "those of the paper"}
+TUNE = ChoiceKey(
+    "auto",
+    "Whether the backbone is trained.",
+    choices={"auto": "a CNN is, as published, and a ViT is not", "yes": "it is trained", "no": "it is frozen"},
+)
 
 
 def feature_map_config(
@@ -22,7 +33,7 @@ def feature_map_config(
     backbone: str = "resnet101",
     resolution: int = 448,
     tune: str = "auto",
-    presets: tuple[str, ...] = ("published",),
+    presets: Mapping[str, str] = PUBLISHED,
     **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a method that reads a feature map, and the options parsed from `arg`.
@@ -34,13 +45,13 @@ def feature_map_config(
       resolution: as in `method_config`.
       tune: default of the option `tune`; see `tune_backbone`.
       presets: as in `method_config`.
-      **further: name of a further option -> its default.
+      **further: name of a further option -> its key.
 
     Raises:
       UserError: an option or a value is unknown.
     """
     common = {"dataset": dataset, "backbone": backbone, "resolution": resolution, "presets": presets}
-    config, options = method_config(arg, **common, tune=choice(("auto", "yes", "no"), tune), **further)
+    config, options = method_config(arg, **common, tune=replace(TUNE, default=tune), **further)
     tune_backbone(config, options.tune)
     config.loss.kind, config.loss.scale = "bce", 1.0
     config.ema.decay = 0.0
@@ -119,21 +130,27 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
     config.model.head.routing.update(SETTINGS[preset])
 
 
-def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
-    """Set the head of MLMoE: label queries that attend to the patch tokens of a ViT, and experts.
+def mlmoe_config(arg: str, *, backbone: str) -> ConfigDict:
+    """Return a config for MLMoE: label queries that attend to the patch tokens of a ViT, and experts.
 
     Args:
-      config: the config, which is modified.
-      gates: the value of `model.head.routing.gate`.
-      prompts: whether the backbone has group prompts, which the label queries also attend to.
+      arg: text with the options of `prompt_tuning_config`, `prompts` (whether the ViT has group prompts, which the
+        label queries also attend to) and `gates` (a value of `model.head.routing.gate`).
+      backbone: default backbone on data sets other than `digits`.
     """
+    prompts = FlagKey(True, "Group prompts; without them, label queries and experts read a frozen ViT.")
+    further = {"prompts": prompts, "gates": option("model.head.routing.gate")}
+    config, options = prompt_tuning_config(arg, digits_rate=1e-3, backbone=backbone, **further)
     use_routed_experts(config, "recommended")
-    config.model.head.routing.gate = gates
+    config.model.head.routing.gate = options.gates
     config.model.head.routing.entropy = "off"  # DR-MoE's weight is negligible at this scale of the loss
     config.model.head.decoder.encoder_layers = 0  # the blocks of the ViT are the encoder
     config.model.head.decoder.decoder_layers = 1
-    if prompts:
+    if options.prompts:
         config.model.prompts.kind = "group"
+    if options.dataset == "digits":
+        shrink_for_digits(config, rate=1e-3)
+    return config
 
 
 def set_q2l_training(config: ConfigDict, tune: str) -> None:

@@ -10,16 +10,34 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import use_adapter
-from mlmoe_jax.config.loading import choice
+from mlmoe_jax.config.loading import option
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
 from mlmoe_jax.models.adapters.catalog import ADAPTERS
+from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey
 
-ML_VPT_PRESETS = ("code", "paper")
-VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
+ML_VPT_PRESETS = {
+    "code": "as in the code and the configs of ML-VPT's authors",
+    "paper": "as in the text of their paper: learning rate 5e-4 and EMA 0.9997 everywhere, images normalized as in the "
+    "training of the backbone",
+}
+VIT_B16 = {  # the weights of ViT-B/16 in the papers
+    "in1k": "supervised, on ImageNet-21k, then on ImageNet-1k",
+    "in21k": "supervised, on ImageNet-21k",
+    "mae": "MAE",
+    "mocov3": "MoCo v3",
+}
 
 # Types of the matmuls in training and in evaluation. The authors use PyTorch's autocast, with bfloat16 in training and
 # the default, float16, in evaluation. Their paper does not say so.
-PRECISIONS = {"auto": ("auto", "same"), "float32": ("float32", "same"), "authors": ("bfloat16", "float16")}
+PRECISIONS = {
+    "auto": ("auto", "same", "float32 on a CPU, otherwise bfloat16"),
+    "float32": ("float32", "same", "float32 everywhere"),
+    "authors": ("bfloat16", "float16", "bfloat16, and float16 in evaluation"),
+}
+PRECISION = ChoiceKey(
+    "auto", "Type of the matmuls.", choices={name: meaning for name, (*_, meaning) in PRECISIONS.items()}
+)
+PROMPTS = IntegerKey(0, "Prompts per block; 0 is 30, as in the ML-VPT paper, on digits 18.", least=0, most=10_000)
 
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
@@ -40,14 +58,14 @@ def prompt_tuning_config(
       arg: text with the options of `method_config`, `precision` (a name in PRECISIONS), and the options in `further`.
       digits_rate: learning rate on `digits`.
       backbone: default backbone on other data sets.
-      **further: name of a further option -> its default.
+      **further: name of a further option -> its key, and further arguments of `method_config`.
 
     Raises:
       UserError: an option or a value is unknown.
     """
     common = {"dataset": "coco2014", "backbone": backbone, "resolution": 224, "presets": ML_VPT_PRESETS}
-    config, options = method_config(arg, **common, precision=choice(PRECISIONS), **further)
-    config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
+    config, options = method_config(arg, **common, precision=PRECISION, **further)
+    config.model.dtype, config.eval.dtype, _ = PRECISIONS[options.precision]
     if options.dataset == "digits":
         train_on_digits(config, rate=digits_rate)
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
@@ -75,16 +93,15 @@ def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
 
     Args:
       arg: text with the options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts in addition to
-        the adapter), and the settings of the adapter. The items of the setting `targets` are separated by `+`.
+        the adapter), and the settings of the adapter.
       name: name of the adapter.
       digits_rate: learning rate on `digits`.
     """
-    own = {setting: key.default for setting, key in ADAPTERS.component(name).keys.items()}
-    config, options = prompt_tuning_config(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
-    settings = {key: options[key] for key in own}
-    if "targets" in own:
-        settings["targets"] = tuple(target for part in options.targets for target in part.split("+"))
-    use_adapter(config, name, **settings)
+    own = ADAPTERS.component(name).keys
+    prompts = IntegerKey(0, "Deep prompts per block in addition; 0 is none.", least=0, most=10_000)
+    further = {"prompts": prompts, "pool": option("model.head.pool"), **own}
+    config, options = prompt_tuning_config(arg, digits_rate=digits_rate, **further)
+    use_adapter(config, name, **{setting: options[setting] for setting in own})
     if options.prompts:
         config.model.prompts.kind, config.model.prompts.count = "deep", options.prompts
     config.model.head.pool = options.pool

@@ -6,6 +6,7 @@ from helpers.commands import succeeded
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli.reference import describe_config, reference_page
+from mlmoe_jax.config import config_options
 from mlmoe_jax.config.table import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.main import main
 from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, Key, NumberKey
@@ -66,11 +67,39 @@ def test_help_names_the_sections_below_and_says_what_is_open():
     assert describe_config("loss.terms.mine").startswith("loss.terms.mine=0.0 (a number)")
 
 
+def test_help_of_a_config_file_names_each_option():
+    shown = describe_config("config:lora")
+    doc, options = config_options("lora")
+    assert shown.startswith(f"{doc}\n\ndataset=coco2014 (one of digits, synthetic, voc2007, ")
+    assert re.findall(r"^([a-z_]+)[= ].*: ", shown.removeprefix(doc), re.MULTILINE) == list(options)
+    assert "\n    float32: float32 everywhere\n" in shown
+    assert "\ntargets=query+value (one or more of query, key, value, output, fc1, fc2, each once): Updated" in shown
+
+
+def test_help_of_your_own_config_file(tmp_path, refusal):
+    file = tmp_path / "mine.py"
+    file.write_text("""
+from mlmoe_jax.config import parse_arg
+
+def get_config(arg=""):
+    parse_arg(f"name=a,{arg}", epochs=3, name="x", splits=("a", "b"))
+    raise AssertionError("the options are known before")
+""")
+    for location in (file, file.with_suffix("")):
+        assert describe_config(f"config:{location}") == "\n".join(
+            ("epochs=3 (an integer)", "name=x", "splits=a+b (strings separated by +)")
+        )
+    file.write_text("def get_config(arg=''): ...")
+    assert describe_config(f"config:{file}") == "It declares no options."
+    assert "there is no config 'vtp'; did you mean 'vpt'?" in refusal(describe_config, "config:vtp")
+
+
 # What one process does, in this order, and what it has not imported after it.
 NOT_IMPORTED = {
     "import mlmoe_jax; dir(mlmoe_jax)": "jaxlib flax sklearn orbax optax ml_collections",
     "main(['--help'])": "numpy etils PIL mlmoe_jax.config.defaults",
     "main(['--help=optim'])": "scipy",
+    "main(['--help=config:lora'])": "",
     "main(['--mode=reproduce', '--table=mlvpt.4', '--dry-run'])": "",
     "import mlmoe_jax.apps.tools.compare": "jax grain",
 }
