@@ -3,7 +3,7 @@
     mlmoe train --config=adaptformer:dataset=digits --workdir=runs/adaptformer_digits
     mlmoe train --config=adaptformer:bottleneck=64,root=/data/coco --workdir=runs/adaptformer
 
-The dropout is that of the authors' code. The input is that of the paper.
+The dropout follows the authors' code, and the input the paper.
 """
 
 from mlmoe_jax.config.recipes.prompt_tuning import adapter_config

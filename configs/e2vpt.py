@@ -9,21 +9,16 @@ every pruning level in `config.prune`, and choose a level on validation. Rerun t
 """
 
 from mlmoe_jax.config import option
-from mlmoe_jax.config.recipes.prompt_tuning import PROMPTS, prompt_tuning_config
+from mlmoe_jax.config.recipes.prompt_tuning import prompts_config
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning_config(
+    config, options = prompts_config(
         arg,
-        digits_rate=1e-2,
-        prompts=PROMPTS,
         key_values=option("model.prompts.key_values"),
         shared=option("model.prompts.share_key_values"),
-        dropout=option("model.prompts.dropout"),
-        pool=option("model.head.pool"),
     )
     prompts = config.model.prompts
-    prompts.kind, prompts.count, prompts.dropout = "e2vpt", options.prompts or prompts.count, options.dropout
+    prompts.kind = "e2vpt"
     prompts.key_values, prompts.share_key_values = options.key_values, options.shared
-    config.model.head.pool = options.pool
     return config

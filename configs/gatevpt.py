@@ -8,24 +8,19 @@ and have a dropout of 0.1.
 """
 
 from mlmoe_jax.config import option
-from mlmoe_jax.config.recipes.prompt_tuning import PROMPTS, prompt_tuning_config
+from mlmoe_jax.config.recipes.prompt_tuning import prompts_config
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning_config(
+    config, options = prompts_config(
         arg,
-        digits_rate=1e-2,
         gates=option("model.prompts.gated", default=True, doc="Gates; without them it is VPT-shallow."),
         gate_init=option("model.prompts.gate_init"),
         temperature=option(
             "model.prompts.learn_temperature", doc="Learn an attention temperature per block, within 0.01 … 10."
         ),
-        prompts=PROMPTS,
-        dropout=option("model.prompts.dropout"),
-        pool=option("model.head.pool"),
     )
     prompts = config.model.prompts
-    prompts.kind, prompts.count, prompts.dropout = "shallow", options.prompts or prompts.count, options.dropout
+    prompts.kind = "shallow"
     prompts.gated, prompts.gate_init, prompts.learn_temperature = options.gates, options.gate_init, options.temperature
-    config.model.head.pool = options.pool
     return config

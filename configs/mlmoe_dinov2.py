@@ -5,7 +5,7 @@
 
 The query of each label attends to all patches and to the prompts of its own co-occurrence and discriminative groups.
 Shared and task experts process the result, weighted by one gate per label and image. Prompts, decoder, experts and
-gates are trained together. The recipe is that of configs/mlvpt_dinov2.py.
+gates are trained together. The recipe follows configs/mlvpt_dinov2.py.
 """
 
 from mlmoe_jax.config.recipes.feature_map import mlmoe_config

@@ -59,7 +59,7 @@ def get_config(arg="", run=None):
             unit="pixels",
             least=0,
         ),
-        names=PathKey("", "Vectors of the label names, of --mode=encode (docs/labels-by-name.md)."),
+        names=PathKey("", "Vectors of the label names, of `mlmoe encode` (docs/labels-by-name.md)."),
         fit=ChoiceKey(
             "logistic",
             "How a linear classifier is trained.",

@@ -24,6 +24,7 @@ from PIL import Image
 from benchmarks.measure.options import parse as read_options
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
+from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.grid import plan_runs
 from mlmoe_jax.apps.papers.request import parse_request
@@ -67,6 +68,9 @@ def check_main(arguments: list[str]) -> None:
     if "--help" in arguments:
         with pytest.raises(SystemExit):
             parse(arguments)
+        return
+    if topics := [word.removeprefix("--help=") for word in arguments if word.startswith("--help=")]:
+        assert all(map(describe_config, topics))
         return
     flags, overrides = parse(list(map(fill, arguments)))
     config, configs, sweep = (vars(flags).get(name) for name in ("config", "configs", "sweep"))

@@ -100,7 +100,7 @@ TEXTS = [
     of_config("{at}/mine.json", "config {at}/mine.json defines no get_config(arg) function", '{"seed": false}'),
     of_config("vpt:variant", f"'variant' after the config's colon is not key=value; {TAKES}"),
     of_config("vpt:zzz=1", f"config argument 'zzz' does not exist; {TAKES}"),
-    of_config("vpt:zzz=2", "variant, prompts, dropout, pool, project; see mlmoe --help=config:vpt"),
+    of_config("vpt:zzz=2", "precision, prompts, dropout, pool, variant, project; see mlmoe --help=config:vpt"),
     of_config("vpt:varian=deep", "'varian' does not exist; did you mean 'variant'; see mlmoe --help=config:vpt"),
     of_config("vpt:variant=deep,variant=deep", "config argument 'variant' is given twice"),
     of_config("vpt:project=x", "config argument 'project' takes an integer of at least 0 such as 0, not 'x'"),

@@ -146,7 +146,7 @@ def selection_options(presets: Mapping[str, str]) -> dict[str, ChoiceKey]:
             "",  # if it is not given
             "Images that select weights, and fit thresholds; if empty, published.",
             choices={
-                "published": "those of the paper, on benchmarks the test split",
+                "published": "on benchmarks the test split, as in the papers",
                 HELD_OUT: "the validation split, or a tenth of the training images if there is none",
             },
         ),

@@ -18,7 +18,7 @@ from mlmoe_jax.models.heads.dr_moe import SETTINGS
 from mlmoe_jax.models.heads.query import Q2L_SETTINGS
 from mlmoe_jax.runtime.keys import ChoiceKey, FlagKey
 
-PUBLISHED = {"published": "those of the paper"}
+PUBLISHED = {"published": "as in the paper"}
 TUNE = ChoiceKey(
     "auto",
     "Whether the backbone is trained.",

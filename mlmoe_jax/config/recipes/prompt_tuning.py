@@ -13,7 +13,7 @@ from mlmoe_jax.config.defaults import use_adapter
 from mlmoe_jax.config.loading import option
 from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
 from mlmoe_jax.models.adapters.catalog import ADAPTERS
-from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey
+from mlmoe_jax.runtime.keys import ChoiceKey
 
 ML_VPT_PRESETS = {
     "code": "as in the code and the configs of ML-VPT's authors",
@@ -37,7 +37,6 @@ PRECISIONS = {
 PRECISION = ChoiceKey(
     "auto", "Type of the matmuls.", choices={name: meaning for name, (*_, meaning) in PRECISIONS.items()}
 )
-PROMPTS = IntegerKey(0, "Prompts per block; 0 is 30, as in the ML-VPT paper, on digits 18.", least=0, most=10_000)
 
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
@@ -88,6 +87,31 @@ def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
         follow(config, "optim.learning_rate", rate, "model.backbone.name", "data.image_size")
 
 
+def prompts_config(arg: str, **further: Any) -> tuple[ConfigDict, ConfigDict]:
+    """Return a config with prompts and a linear classifier, trained with the recipe of `prompt_tuning_config`.
+
+    Args:
+      arg: text with the options of `prompt_tuning_config`, `prompts` (their number), `dropout`, `pool`, and the options
+        in `further`.
+      **further: as in `prompt_tuning_config`.
+    """
+    config, options = prompt_tuning_config(
+        arg,
+        digits_rate=1e-2,
+        prompts=option(
+            "model.prompts.count", default=0, doc="Prompts per block; 0 is 30 (ML-VPT's paper), on digits 18."
+        ),
+        dropout=option("model.prompts.dropout"),
+        pool=option("model.head.pool"),
+        **further,
+    )
+    prompts = config.model.prompts
+    prompts.count = options.prompts or prompts.count
+    prompts.dropout = options.dropout
+    config.model.head.pool = options.pool
+    return config, options
+
+
 def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
     """Return a config with an adapter and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
@@ -98,7 +122,7 @@ def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
       digits_rate: learning rate on `digits`.
     """
     own = ADAPTERS.component(name).keys
-    prompts = IntegerKey(0, "Deep prompts per block in addition; 0 is none.", least=0, most=10_000)
+    prompts = option("model.prompts.count", default=0, doc="Deep prompts per block in addition; 0 is none.")
     further = {"prompts": prompts, "pool": option("model.head.pool"), **own}
     config, options = prompt_tuning_config(arg, digits_rate=digits_rate, **further)
     use_adapter(config, name, **{setting: options[setting] for setting in own})
