@@ -4,9 +4,9 @@
     mlmoe train --config=mlgcn_resnet101:dataset=digits --workdir=runs/mlgcn_digits
 
 SGD with momentum 0.9 and weight decay 1e-4, a tenth of the learning rate for the backbone, gradients clipped at 10,
-batches of 16, multi-scale crops and flips. On VOC, labels marked difficult are positive in training and left out of
-metrics. The authors' code, and metrics.preset=mlgcn, leave them out of the AP only and count them as negative in
-precision, recall and F1.
+batches of 16, multi-scale crops and flips. The authors use word vectors of a file. On VOC, labels marked difficult are
+positive in training and left out of metrics. The authors' code, and metrics.preset=mlgcn, leave them out of the AP only
+and count them as negative in precision, recall and F1.
 """
 
 from mlmoe_jax.config import option
