@@ -72,7 +72,7 @@ def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
 
     Args:
       names: keys of the config, or sections such as `model.adapters`.
-      stages: the stages that the command runs, names in `runtime.keys.STAGES`.
+      stages: the stages that the command runs, names in `runtime.stages.STAGES`.
     """
     entries = {name: entry_named(name) for name in names}
     return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]

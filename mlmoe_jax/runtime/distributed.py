@@ -18,8 +18,6 @@ import signal
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +64,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
         return None
     try:
         return _job("gcetpu", _metadata("agent-worker-number"), len(_metadata("worker-network-endpoints").split(",")))
-    except urllib.error.URLError:  # a TPU outside Google's cloud
+    except OSError:  # a TPU outside Google's cloud
         return None
 
 
@@ -101,6 +99,8 @@ def _has_tpu(environment: Mapping[str, str]) -> bool:
 
 
 def _metadata(name: str) -> str:
+    import urllib.request  # here, because it takes a fifth of the time of --help
+
     request = urllib.request.Request(_METADATA + name, headers={"Metadata-Flavor": "Google"})
     with urllib.request.urlopen(request, timeout=5) as answer:
         return answer.read().decode()

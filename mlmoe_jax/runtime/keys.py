@@ -17,23 +17,8 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from mlmoe_jax.runtime.registry import Registry, nearest
+from mlmoe_jax.runtime.stages import STAGES
 
-# The stages of the program that read keys. A command runs some of them, see `apps.cli.commands.Command.stages`.
-STAGES = {
-    "data": "opens a data set",
-    "image": "reads and prepares an image",
-    "model": "builds the model; a trained model keeps the key",
-    "train": "trains",
-    "score": "computes and reports scores",
-    "measure": "computes metrics",
-    "fit": "fits thresholds",
-    "calibrate": "fits the calibration",
-    "report": "draws sample images",
-    "serve": "serves a model",
-    "pack": "writes a data set",
-    "prune": "prunes prompts",
-    "encode": "encodes label names",
-}
 # What happens if a key has changed when a run resumes.
 ON_RESUME = {
     "fixed": "the run does not resume, since its results would differ",

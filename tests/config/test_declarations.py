@@ -12,7 +12,6 @@ from mlmoe_jax.config.table import KEYS, REQUIRED, SECTIONS, entry_named, keys_r
 from mlmoe_jax.runtime.keys import (
     ON_RESUME,
     SHARED,
-    STAGES,
     IntegerKey,
     PathKey,
     TextKey,
@@ -22,6 +21,7 @@ from mlmoe_jax.runtime.keys import (
     section,
 )
 from mlmoe_jax.runtime.registry import Registry, component
+from mlmoe_jax.runtime.stages import STAGES
 from tools.docs.source import parse_source
 
 

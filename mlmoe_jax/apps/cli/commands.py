@@ -18,7 +18,7 @@ from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
-from mlmoe_jax.runtime.keys import STAGES
+from mlmoe_jax.runtime.stages import STAGES
 from mlmoe_jax.runtime.table import Outcome
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Command:
       example: the arguments of the example in the help text.
       needs: the names of the required flags, keys of `flags.FLAGS`.
       flags: the names of the optional flags, keys of `flags.FLAGS`.
-      stages: the stages that the command runs, names in `runtime.keys.STAGES`. It says which of the given config keys
+      stages: the stages that the command runs, names in `runtime.stages.STAGES`. It says which of the given config keys
         none of them reads. () means that the command accepts no `--config.KEY=VALUE`.
       together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
       options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
