@@ -104,8 +104,8 @@ LOSS_KEYS = section(
     stages=("train",),
     kind=ChoiceKey(
         "asymmetric",
-        "Loss: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image; all after it "
-        "are for missing labels.",
+        "Loss: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image; docs/methods.md "
+        "says which are for missing labels.",
         choices=LOSSES,
     ),
     unknown=ChoiceKey(
