@@ -60,7 +60,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "dry-run": SWITCH | {"help": "print the commands of all runs, and train nothing"},
     "images": {
         "help": "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for "
-        "paths on stdin; in export, images for --format=onnx_int8 in place of training images",
+        "paths on stdin, several in a row or each with --images; in export, images for --format=onnx_int8 in place of "
+        "training images",
+        "action": "extend",
         "nargs": "+",
         "default": [],
     },
@@ -182,7 +184,7 @@ def _require_once(words: Sequence[str]) -> None:
     for name in dict.fromkeys(names):
         flag = name.removeprefix("--")
         options = FLAGS.get(flag, {}) | (command.options.get(flag, {}) if command else {})
-        if names.count(name) > 1 and options.get("action") != "append":
+        if names.count(name) > 1 and options.get("action") not in ("append", "extend"):
             raise UserError(f"{name} is given {names.count(name)} times; give it once")
 
 

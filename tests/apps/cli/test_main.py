@@ -65,12 +65,17 @@ def test_help_of_a_mode_has_its_sentence_its_flags_and_an_example(mode, shown):
 
 
 def test_a_mode_is_the_first_word_or_a_flag():
-    command = ["--workdir=a", "--images", "b", "c"]
+    command = ["--workdir=a", "--images=b"]
     for named in (["predict", *command], ["--mode=predict", *command], [*command, "--mode=predict"]):
         flags, overrides = parse_flags([*named, "--config.eval.dtype=float32"])
-        assert (flags.mode, flags.workdir, flags.images) == ("predict", "a", ["b", "c"])
+        assert (flags.mode, flags.workdir, flags.images) == ("predict", "a", ["b"])
         assert overrides == [("eval.dtype", "float32")]
     assert parse_flags(["--config=mlvpt_digits"])[0].mode == "train"
+
+
+@pytest.mark.parametrize("words", [["--images", "b", "c"], ["--images=b", "--images=c"]])
+def test_several_images_follow_one_flag_or_have_one_each(words):
+    assert parse_flags(["predict", "--workdir=a", *words])[0].images == ["b", "c"]
 
 
 # ------------------------------------------------------------------------------------------------- train and eval
