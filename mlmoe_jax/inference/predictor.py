@@ -168,7 +168,7 @@ class Predictor:
         batch_size: int | None = None,
         top_k: int | None = None,
         gates: bool = False,
-        progress: Progress | None = None,
+        task: str = "",
     ) -> Iterator[LabeledImage]:
         """Return an iterator over the results, in the order of the images. Images are read while the model runs.
 
@@ -179,7 +179,7 @@ class Predictor:
             batches have the same size. The last batch is padded. The model is compiled once per batch size.
           top_k: the number of labels to assign to each image, by highest score. None = use the thresholds.
           gates: also return the routing weights of the labels.
-          progress: advanced once per batch.
+          task: the name of the bar that shows the progress; "" shows none.
 
         Raises:
           UserError: `images` is a single image, `top_k` or `batch_size` is out of range, or `gates` is True and the
@@ -201,7 +201,7 @@ class Predictor:
         if not len(images):
             return iter(())
         split = self._split(images)
-        outputs = self._outputs(self._steps[gates], split, batch_size, progress)
+        outputs = self._outputs(self._steps[gates], split, batch_size, task)
         if self.ranked:
             return self._ranked_results(outputs, split, top_k)
         return (result for output in outputs for result in self._batch_results(output, split, top_k))
@@ -217,14 +217,14 @@ class Predictor:
             yield from self._batch_results(output, split, top_k, ranks)
 
     def embed(
-        self, images: Sequence[ImageLike], *, batch_size: int, progress: Progress | None = None
+        self, images: Sequence[ImageLike], *, batch_size: int, task: str = ""
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
         """Yield the probabilities and pooled features of all readable images, batch by batch.
 
         Args:
           images: as in `stream`.
           batch_size: the batch size over all devices, a multiple of the number of devices.
-          progress: as in `stream`.
+          task: as in `stream`.
 
         Yields:
           A tuple for the n readable images of a batch: their rows int[n], probabilities [n,K] and pooled features
@@ -235,9 +235,18 @@ class Predictor:
         """
         run = self.run
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-        for output in self._outputs(step, self._split(images), batch_size, progress):
+        for output in self._outputs(step, self._split(images), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
+
+    def even_batch(self, images: int, most: int | None = None) -> int:
+        """Return a batch size of about `most`, for which the last batch of `images` images needs little padding.
+
+        It is a multiple of the number of devices. The default of `most` is LARGEST_BATCH per device.
+        """
+        devices = self.run.mesh.size
+        batches = math.ceil(images / (most or LARGEST_BATCH * devices))
+        return devices * math.ceil(images / batches / devices)
 
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError if `top_k` is not from 1 to K, the number of labels. None is allowed."""
@@ -250,8 +259,9 @@ class Predictor:
         names = [items.name(row) for row in range(len(items))]
         return Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
 
-    def _outputs(self, step: Callable, split: Split, batch_size: int, progress: Progress | None) -> Iterator[dict]:
+    def _outputs(self, step: Callable, split: Split, batch_size: int, task: str) -> Iterator[dict]:
         run = self.run
+        progress = Progress(task, math.ceil(len(split) / batch_size), batch_size) if task else None
         loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
         advice = "take a smaller batch (--batch-size)"
         for output in run_batches(

@@ -1,5 +1,8 @@
 """The Predictor, with a model whose logits are known, and labels by rank."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
@@ -59,6 +62,15 @@ def test_top_k_returns_the_best_labels_best_first(predictor):
     assert len(first.scores) == 4
     assert bad.labels == ()
     assert bad.error
+
+
+def test_even_batches_need_little_padding():
+    predictor = Predictor(make_run(), HALVES)
+    given = [(5, 32, 1), (64, 32, 1), (65, 32, 1), (65, 32, 8), (3, 32, 8), (1_000_000, 32, 1)]  # images, most, devices
+    for (images, most, devices), size in zip(given, [5, 32, 22, 24, 8, 32], strict=True):
+        predictor.run = replace(predictor.run, mesh=SimpleNamespace(size=devices))
+        assert predictor.even_batch(images, most) == size
+    assert predictor.even_batch(65) == 22, "32 images per device"
 
 
 def test_gates_are_returned_on_request(predictor):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,11 +20,11 @@ from mlmoe_jax.data.split_checks import sample_images
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import MixedImages
-from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
+from mlmoe_jax.inference.predictor import LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import join_names, row_writer
-from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
@@ -51,7 +49,7 @@ def predict_files(
       open_predictor: returns the model. It is called after the images are found.
       items: the values of `--images`, see image_list.py.
       target: where to write the rows, see `choose_target`.
-      batch_size: approximate number of images per batch; None = LARGEST_BATCH per device.
+      batch_size: approximate number of images per batch, as `most` in `Predictor.even_batch`.
       top_k: as in `Predictor.stream`.
       gates: as in `Predictor.stream`.
       select: if given, the `method` of `select_images`; only the images that it chooses are labeled. None = all images.
@@ -68,21 +66,18 @@ def predict_files(
     sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
     selection = {}
     if select:
-        selection = select_images(predictor, paths, select, count, _batch_size(predictor, paths, batch_size))
+        selection = select_images(predictor, paths, select, count, predictor.even_batch(len(paths), batch_size))
         paths = list(selection)
-    size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths), usages)
-    with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
-        results = summary.count_results(
-            predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
-        )
-        if not distributed.is_first():
-            deque(results, maxlen=0)  # it takes part in computing them
-        elif target.kind in FORMATS:
-            _write_label_file(
-                LabelFile(target.path, predictor.names, paths, version=predictor.version), target, results
-            )
-        else:
-            ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
+    size, summary = predictor.even_batch(len(paths), batch_size), _Summary(len(paths), usages)
+    results = summary.count_results(
+        predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, task="predict")
+    )
+    if not distributed.is_first():
+        deque(results, maxlen=0)  # it takes part in computing them
+    elif target.kind in FORMATS:
+        _write_label_file(LabelFile(target.path, predictor.names, paths, version=predictor.version), target, results)
+    else:
+        ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
     return summary.outcome(target, outdated=predictor.run.outdated)
 
 
@@ -98,22 +93,6 @@ def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
     """
     found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
     return found._replace(paths=distributed.broadcast_from_first(found.paths))
-
-
-def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
-    devices = predictor.run.mesh.size
-    return even_batch(len(paths), size or LARGEST_BATCH * devices, devices)
-
-
-def even_batch(images: int, most: int, devices: int) -> int:
-    """Return a batch size for which the last batch needs little padding.
-
-    Args:
-      images: the number of images.
-      most: the approximate upper limit of the batch size.
-      devices: the number of devices. The batch size is a multiple of it.
-    """
-    return devices * math.ceil(images / math.ceil(images / most) / devices)
 
 
 # ------------------------------------------------------------------------------------------------------------- target

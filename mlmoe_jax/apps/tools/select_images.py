@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Sequence
 
@@ -100,12 +99,11 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
     """
     weights = rarity(predictor.run.label_space.positives)
     uncertainty, features = np.full(len(paths), np.nan), np.zeros((len(paths), 0), np.float32)
-    with contextlib.closing(Progress("features", math.ceil(len(paths) / batch_size), batch_size)) as progress:
-        for rows, scores, vectors in predictor.embed(paths, batch_size=batch_size, progress=progress):
-            if not features.shape[1]:
-                features = np.zeros((len(paths), vectors.shape[1]), np.float32)
-            uncertainty[rows] = entropy(scores, weights)
-            features[rows] = normalize(vectors)
+    for rows, scores, vectors in predictor.embed(paths, batch_size=batch_size, task="features"):
+        if not features.shape[1]:
+            features = np.zeros((len(paths), vectors.shape[1]), np.float32)
+        uncertainty[rows] = entropy(scores, weights)
+        features[rows] = normalize(vectors)
     return uncertainty, features
 
 

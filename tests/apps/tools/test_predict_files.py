@@ -12,7 +12,7 @@ from helpers.commands import csv_rows
 from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.apps.tools.predict_files import choose_target, even_batch, predict_files
+from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.predictor import Predictor
@@ -164,8 +164,3 @@ def test_names_keep_their_bytes_and_are_printed_without_control_characters(comma
     assert b'\n"\xff\x1b[31m,\n\x07.png",' in Path("p.csv").read_bytes()
     assert command(name, output="p.jsonl") == 0
     assert json.loads(Path("p.jsonl").read_text())["image"] == name
-
-
-def test_even_batches_need_little_padding():
-    given = [(5, 32, 1), (64, 32, 1), (65, 32, 1), (65, 32, 8), (3, 32, 8), (1_000_000, 32, 1)]  # images, most, devices
-    assert [even_batch(*one) for one in given] == [5, 32, 22, 24, 8, 32]
