@@ -18,22 +18,22 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
+from mlmoe_jax.apps.audit.label_quality import image_quality, self_confidence
 from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.sources.corrections import Key
+from mlmoe_jax.data.sources.corrections import Suggestion
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
-from mlmoe_jax.evaluation.metrics.label_quality import image_quality, self_confidence
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.text import compose, quantity
+from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.logistic.fit import read_features
 from mlmoe_jax.training.logistic.penalty_search import FOLDS, fit_logistic
 
@@ -51,14 +51,14 @@ class Audit:
       scores: f64[N,K], out-of-fold probabilities: the fit for an image does not use the image.
       similar: pairs of rows of `split` whose images have a similar appearance.
       pairs: pairs of labels (a, b): nearly all images with label a also have label b.
-      answered: the suggestions that a person has answered, which are not suggested again; see `suggestion`.
+      answered: the keys of the suggestions that a person has answered, which are not suggested again.
     """
 
     split: Split
     scores: Float[np.ndarray, "n k"]
     similar: list[tuple[int, int]]
     pairs: list[Pair]
-    answered: Set[Key] = frozenset()
+    answered: Set[tuple] = frozenset()
 
     @cached_property
     def confidence(self) -> Float[np.ndarray, "n k"]:
@@ -74,7 +74,7 @@ class Audit:
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each suggested correction, i64[S,2], sorted by increasing `confidence`."""
         found = ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
-        is_open = [self.suggestion(*place) not in self.answered for place in found.tolist()]
+        is_open = [self.suggestion(*place).key not in self.answered for place in found.tolist()]
         return found[np.array(is_open, bool)]
 
     @cached_property
@@ -98,10 +98,11 @@ class Audit:
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
-    def suggestion(self, row: int, label: int) -> Key:
-        """Return the key of the suggestion for an image and a label, as `Suggestion.key` does."""
-        code = POSITIVE if self.is_missing(row, label) else NEGATIVE
-        return compose(self.split.ids[row]), compose(self.split.classes[label]), code
+    def suggestion(self, row: int, label: int) -> Suggestion:
+        """Return the suggestion for an image and a label, without an answer."""
+        split = self.split
+        codes = int(split.labels[row, label]), POSITIVE if self.is_missing(row, label) else NEGATIVE
+        return Suggestion.of(split.ids[row], split.classes[label], codes, self.confidence[row, label])
 
     def is_missing(self, row: int, label: int) -> bool:
         """Return True if the suggestion for this image and label adds the label, and False if it removes the label."""

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.audit import MIN_IMAGES, Audit, audit_split, fold_units, probe_config
 from mlmoe_jax.apps.audit.audit_page import audit_page
-from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Suggestion, read_suggestions
+from mlmoe_jax.data.sources.corrections import COLUMNS, Suggestion, read_suggestions
 from mlmoe_jax.data.sources.open import open_split, resolve_path
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
@@ -121,14 +121,10 @@ def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
       kept: rows that a person has edited, with their columns. They follow the new suggestions.
     """
     columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
-    known, rows = {row.key for row in kept}, []
-    for row, label in audit.suggestions.tolist():
-        if (suggestion := audit.suggestion(row, label)) not in known:
-            given, suggested = CELL_OF[int(audit.split.labels[row, label])], CELL_OF[suggestion[-1]]
-            score = f"{audit.confidence[row, label]:.6f}"
-            rows.append([audit.split.ids[row], audit.split.classes[label], given, suggested, score])
-    rows = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
-    return Table(columns, [*rows, *([row.cells.get(name, "") for name in columns] for row in kept)])
+    known = {row.key for row in kept}
+    suggested = (audit.suggestion(*place) for place in audit.suggestions.tolist())
+    rows = [*(row for row in suggested if row.key not in known), *kept]
+    return Table(columns, [[row.cells.get(name, "") for name in columns] for row in rows])
 
 
 def audit_document(audit: Audit) -> dict[str, Any]:

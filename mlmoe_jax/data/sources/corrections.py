@@ -18,7 +18,7 @@ import io
 import itertools
 import os
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
@@ -31,7 +31,7 @@ from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import compose
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
-CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
+_CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
 _NEEDED = ("image", "label", "suggested", "accept")
 _ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
@@ -39,7 +39,7 @@ _ANSWERS = {
 }
 _SEPARATORS = ",;\t"  # spreadsheet programs in other languages write semicolons
 
-Key = tuple[str, str, int | str]  # image, label and suggested code; a code that is none stays text
+_Key = tuple[str, str, int | str]  # image, label and suggested code; a code that is none stays text
 
 
 class Suggestion(NamedTuple):
@@ -50,10 +50,23 @@ class Suggestion(NamedTuple):
     """
 
     line: int
-    cells: dict[str, str]
+    cells: dict[str, Any]
+
+    @classmethod
+    def of(cls, image: str, label: str, codes: tuple[int, int], score: float) -> Suggestion:
+        """Return a row that nobody has answered.
+
+        Args:
+          image: the id of the image.
+          label: the name of the label.
+          codes: the given and the suggested label code.
+          score: the probability of the given value.
+        """
+        given, suggested = (_CELL_OF[code] for code in codes)
+        return cls(0, dict(zip(COLUMNS, (image, label, given, suggested, f"{score:.6f}", ""), strict=True)))
 
     @property
-    def key(self) -> Key:
+    def key(self) -> _Key:
         """The image and the label in composed Unicode, and the suggested code."""
         suggested = self.cells["suggested"].strip()
         names = compose(self.cells["image"]), compose(self.cells["label"])
