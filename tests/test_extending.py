@@ -169,7 +169,7 @@ from pathlib import Path
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.reference import describe_config, reference_page
 from mlmoe_jax.config import apply_overrides, default_config, find_unread, find_unused, portable, to_json
-from mlmoe_jax.runs.naming import run_name
+from mlmoe_jax.runs.naming import default_folder
 help_text = " ".join(describe_config("data.mask").split())
 print("help:", help_text)
 print("page:", f"* {help_text.replace('data.mask', '`data.mask`')}" in reference_page())
@@ -178,7 +178,7 @@ crop = apply_overrides(default_config(), [("data.resize", "crop")])
 print("unused:", find_unused(config, ["data.mask"]), find_unused(crop, ["data.mask"]))
 stages = {mode: command.stages for mode, command in COMMANDS.items() if command.stages}
 print("unread:", *(mode for mode in stages if find_unread(["data.mask"], stages[mode])))
-print("name:", run_name("vpt", [("data.mask", "mask.png"), ("seed", "1")]))
+print("name:", default_folder("vpt", [("data.mask", "mask.png"), ("seed", "1")]))
 print("shared:", repr(portable(config).data.mask))
 from mlmoe_jax.apps.export.run import describe_images
 print("export:", describe_images(config)["mask"])
@@ -196,7 +196,7 @@ a microscope; if empty, none.
 page: True
 unused: [] ['data.mask has no effect, because data.resize is crop']
 unread: thresholds calibrate encode
-name: vpt,seed=1
+name: runs/vpt,seed=1
 shared: ''
 export: /home/ada/mask.png
 resume: []

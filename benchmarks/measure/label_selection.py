@@ -31,7 +31,6 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.runtime.table import Table
-from mlmoe_jax.training.logistic.fit import read_features
 from mlmoe_jax.training.logistic.penalty_search import EXACT, PenaltySearch, fit_logistic, rotate
 
 ROUND = 100  # images per round
@@ -56,7 +55,7 @@ def read_images(root: Path) -> list[Images]:
     config = photographs.method_config("linear probe", photographs.Options(root), rate=1e-2, epochs=1, seed=0)
     opened = [open_split(config.data, name) for name in ("train", "val")]
     extractor = FeatureExtractor.from_config(config, len(opened[0].classes))
-    return [Images(read_features(extractor.cached(split).features)[0], split.labels) for split in opened]
+    return [Images(extractor.cached(split).features.readable()[0], split.labels) for split in opened]
 
 
 def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:

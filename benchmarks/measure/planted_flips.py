@@ -29,7 +29,6 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.training.logistic.penalty_search import fit_logistic
 
@@ -94,7 +93,7 @@ def run(split: Split, features: np.ndarray, draw: str, share: float, seed: int) 
     codes = np.where(flips, POSITIVE + NEGATIVE - split.labels, split.labels).astype(np.int8)
     flipped = Split(split.name, split.classes, codes, split.ids, split.images)
     fit = fit_logistic(features, codes, difficult="ignore", seed=seed)
-    return shares(Audit(flipped, probabilities(fit.held_out_logits), [], []), flips)
+    return shares(Audit(flipped, fit.held_out_scores, [], []), flips)
 
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 from etils import epath
+from jaxtyping import Bool, Float32
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
@@ -97,6 +98,13 @@ class FeatureTable:
         if not self._open(part, READ)[position]:
             return None
         return {kind: self._open(part, kind)[position].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
+
+    def readable(self) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:
+        """Return the features of the n readable images, of the only kind, and whether each row is a readable image."""
+        (kind,) = self.kinds
+        rows = [self[row] for row in range(self.rows)]
+        features = np.stack([row[kind] for row in rows if row]).astype(np.float32)
+        return features, np.array([row is not None for row in rows])
 
     def blank(self) -> dict[str, np.ndarray]:
         """Return zeros with the shapes and dtypes of the features of one image, for padding."""

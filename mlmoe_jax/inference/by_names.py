@@ -38,6 +38,33 @@ class NamesOrigin(Origin):
         """The label space of the names. Raises UserError as `vectors_for`."""
         return label_space_of(self.known or vectors_for(self.config))
 
+    def predictor(self, *, ranked: bool = True) -> Predictor:
+        """Return the predictor of the names.
+
+        Args:
+          ranked: whether labels are assigned by their ranks, see `inference.ranks`. If not, by `eval.threshold`.
+
+        Raises:
+          UserError: the names cannot be encoded, or the vectors do not belong to the backbone.
+        """
+        config = self.config
+        mesh, space, preprocess = setup_jax(config, training=False), self.label_space, preprocess_for(config)
+        parts = self.parts(space)
+        axes = label_axes_for(parts.definition, len(space.names), mesh)
+        run = Run(
+            config=config,
+            label_space=space,
+            preprocess=preprocess,
+            definition=parts.definition,
+            values=shard_tree({**parts.trainable, **parts.stats}, mesh, axes),
+            frozen=shard_tree(parts.frozen, mesh, axes),
+            mesh=mesh,
+            label_axes=axes,
+            notes=NOTES,
+        )
+        limits = dict.fromkeys(space.names, float(config.eval.threshold))
+        return Predictor(run, limits, version=f"{config.model.backbone.name} by names", ranked=ranked)
+
 
 def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> NamesOrigin:
     """Return the origin of a model of label names. A list of names is not encoded yet.
@@ -65,32 +92,3 @@ def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> Na
     configuration.apply_overrides(config, pairs)
     configuration.validate(config)
     return NamesOrigin(config, known)
-
-
-def open_names(origin: NamesOrigin, *, ranked: bool = True) -> Predictor:
-    """Return the predictor of label names.
-
-    Args:
-      origin: the names.
-      ranked: whether labels are assigned by their ranks, see `inference.ranks`. If not, by `eval.threshold`.
-
-    Raises:
-      UserError: the names cannot be encoded, or the vectors do not belong to the backbone.
-    """
-    config = origin.config
-    mesh, space, preprocess = setup_jax(config, training=False), origin.label_space, preprocess_for(config)
-    parts = origin.parts(space)
-    axes = label_axes_for(parts.definition, len(space.names), mesh)
-    run = Run(
-        config=config,
-        label_space=space,
-        preprocess=preprocess,
-        definition=parts.definition,
-        values=shard_tree({**parts.trainable, **parts.stats}, mesh, axes),
-        frozen=shard_tree(parts.frozen, mesh, axes),
-        mesh=mesh,
-        label_axes=axes,
-        notes=NOTES,
-    )
-    limits = dict.fromkeys(space.names, float(config.eval.threshold))
-    return Predictor(run, limits, version=f"{config.model.backbone.name} by names", ranked=ranked)

@@ -21,6 +21,7 @@ from mlmoe_jax.data.labels.name_vectors import (
     mean_direction,
     read_label_names,
     read_name_vectors,
+    require_vectors_file,
 )
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
@@ -61,6 +62,19 @@ def vectors_for(config: ConfigDict) -> NameVectors | None:
         vectors = encode_names(backbone.name, read_label_names(file), weights=backbone.weights)
         vectors = replace(vectors, sha256=file_sha256(file))
     status(f"{file}: vectors of {quantity(len(vectors.names), 'name')}, sha256 {vectors.sha256[:12]}")
+    return vectors
+
+
+def encode_file(
+    names: str, output: str, backbone: str, templates: Sequence[str] = (), *, weights: str = "auto"
+) -> NameVectors:
+    """Write the vectors of a list of label names to the file `output`, and return them; see `encode_names`.
+
+    Raises UserError also if the list cannot be read or `output` cannot be written.
+    """
+    require_vectors_file(output)
+    vectors = encode_names(backbone, read_label_names(names), templates, weights=weights)
+    vectors.write(output)
     return vectors
 
 

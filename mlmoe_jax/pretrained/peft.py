@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
+from safetensors.numpy import save_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapter_merge import layer_weights
@@ -27,6 +28,7 @@ from mlmoe_jax.models.layers.deltas import layer_path
 from mlmoe_jax.pretrained.load import MappedFile, apply_rules, fill, read_tensors
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules
 from mlmoe_jax.runtime.files import MIB, damage_explained, open_regular
+from mlmoe_jax.runtime.storage import atomic_folder
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -219,11 +221,13 @@ def _lengths(vit: ViT, layer: str) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the content of `adapter_config.json`, and the float32 tensors of `adapter_model.safetensors` by name.
+def write_peft(path: Path, model: Classifier, config: ConfigDict) -> tuple[int, bool]:
+    """Write the LoRA or DoRA of a model as a new folder of PEFT, with float32 tensors and the names of transformers 5.
 
-    A linear classifier of the class token is exported as the classifier of transformers. Other heads are not exported.
-    The tensor names are the names in transformers 5.
+    A linear classifier of the class token is written as the classifier of transformers. Other heads are not written.
+
+    Returns:
+      The number of tensors, and whether the classifier is among them.
 
     Raises:
       UserError: the model has prompts, has other adapters than one LoRA or DoRA, or has a backbone that transformers
@@ -257,7 +261,10 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
         "bias": "none",
         "fan_in_fan_out": False,
     }
-    return options, tensors
+    with atomic_folder(path) as partial:
+        (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
+        save_file(tensors, partial / TENSORS, {"format": "pt"})
+    return len(tensors), prefix != _PREFIX
 
 
 def _why_unwritable(model: Classifier, config: ConfigDict) -> str:

@@ -1,4 +1,4 @@
-"""The default name of a run folder, which decides which commands belong to one run."""
+"""The default run folder of a command, which decides which commands belong to one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 _LONGEST = 100  # file systems allow 255; the folders of a sweep append to it
 
 
-def run_name(
+def default_folder(
     reference: str,
     overrides: Sequence[tuple[str, str]] = (),
     *,
     mode: str = "train",
     sweep: Sequence[str] = (),
 ) -> str:
-    """Return the default name of the run folder of a command, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
+    """Return the default run folder of a command, such as `runs/mlvpt_dinov2,dataset=voc2012,seed=1`.
 
     Commands of different runs get different names. If a name is too long, or has characters that are unsafe in a file
     name, it ends in a digest of all settings. The order of arguments and of overrides does not matter.
@@ -41,7 +41,7 @@ def run_name(
     if sweep:
         swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
         parts.append(("sweep", "+".join(sorted(swept))))
-    return folder_name(parts, config=_config_name(config))
+    return f"{RUNS}/{folder_name(parts, config=_config_name(config))}"
 
 
 def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:

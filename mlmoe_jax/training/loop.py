@@ -103,13 +103,19 @@ def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
       UserError: a check fails.
     """
     config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
-    configuration.validate(config)
-    require_metric(config)
+    require_trainable(config)
     require_trackers(config)
     folder.require_creatable()
     config = config_of_run(config, folder)
     find_root(config.data)
     return config
+
+
+def require_trainable(config: ConfigDict) -> None:
+    """Raise UserError if a model cannot be trained with this config, whatever its data and run folder."""
+    configuration.validate(config)
+    require_metric(config)
+    preprocess_for(config)
 
 
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:

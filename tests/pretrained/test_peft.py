@@ -24,7 +24,7 @@ from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef, named_variables
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, peft_files, read_peft
+from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, read_peft, write_peft
 from mlmoe_jax.training.initialization import find_origin
 from tools.parity import peft as twins
 
@@ -89,7 +89,9 @@ def test_logits_and_gradients_are_those_of_peft(name, tmp_path):
 @pytest.mark.parametrize("name", twins.CASES)
 def test_written_files_are_read_again(name, tmp_path):
     folder = write_adapter(tmp_path / "a", name)
-    options, tensors = peft_files(*model_of(folder, name))
+    count, classifier = write_peft(tmp_path / "b", *model_of(folder, name))
+    options, tensors = json.loads((tmp_path / "b" / CONFIG).read_text()), load_file(tmp_path / "b" / TENSORS)
+    assert (count, classifier) == (len(tensors), bool(options["modules_to_save"]))
     theirs, options_of_theirs = load_file(folder / TENSORS), json.loads((folder / CONFIG).read_text())
     assert {key: value.shape for key, value in tensors.items()} == {key: value.shape for key, value in theirs.items()}
     for key, value in tensors.items():
@@ -127,7 +129,7 @@ def of_model(name: str, says: str, kind="none", **shape) -> Refusal:
     def call(folder):
         model, config = model_of(folder, "lora")
         config.model.prompts.kind, model.backbone.shape = kind, replace(model.backbone.shape, **shape)
-        peft_files(model, config)
+        write_peft(folder.with_name("written"), model, config)
 
     return of_files(name, says, call=call)
 

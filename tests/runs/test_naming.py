@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from mlmoe_jax.runs.naming import run_name
+from mlmoe_jax.runs.naming import default_folder
 
 DINO = "configs/mlvpt_dinov2.py"
 
@@ -23,7 +23,7 @@ DINO = "configs/mlvpt_dinov2.py"
     ],
 )
 def test_names(reference, overrides, options, name):
-    assert run_name(reference, overrides, **options) == name
+    assert default_folder(reference, overrides, **options) == f"runs/{name}"
 
 
 def test_different_commands_have_different_safe_names(tmp_path, monkeypatch):
@@ -47,9 +47,10 @@ def test_different_commands_have_different_safe_names(tmp_path, monkeypatch):
         ("mine/vpt2.py", []),
         ("vpt.py", []),
     ]
-    names = [run_name(reference, overrides) for reference, overrides in commands]
+    folders = [default_folder(reference, overrides) for reference, overrides in commands]
+    names = [folder.removeprefix("runs/") for folder in folders]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9._+=,-]{1,120}", name) for name in names), names
-    assert names == [run_name(reference, overrides) for reference, overrides in commands]
+    assert folders == [default_folder(reference, overrides) for reference, overrides in commands]
     assert names[1].startswith("own_csv,root=photos-")
-    assert run_name("./mine/vpt.py") == run_name("mine/vpt.py") == names[-3]
+    assert default_folder("./mine/vpt.py") == default_folder("mine/vpt.py") == folders[-3]

@@ -30,11 +30,9 @@ from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
-from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
-from mlmoe_jax.training.logistic.fit import read_features
 from mlmoe_jax.training.logistic.penalty_search import FOLDS, fit_logistic
 
 MIN_IMAGES = FOLDS  # images, or groups of images, with and without a label, so that the fits without a fold have both
@@ -167,7 +165,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = extract_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
-    scores = Consistency.of(split.tree, LEAST, len(split.classes))(probabilities(fit.held_out_logits))
+    scores = Consistency.of(split.tree, LEAST, len(split.classes))(fit.held_out_scores)
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 
 
@@ -203,5 +201,5 @@ def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.
     Returns:
       The split without unreadable images, and the features f32[number of readable images, D].
     """
-    features, read = read_features(FeatureExtractor.from_config(config, len(split.classes)).cached(split).features)
+    features, read = FeatureExtractor.from_config(config, len(split.classes)).cached(split).features.readable()
     return split.take(np.flatnonzero(read), split.name), features

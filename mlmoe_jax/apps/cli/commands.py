@@ -147,13 +147,13 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config
-    from mlmoe_jax.runs.naming import RUNS, run_name
+    from mlmoe_jax.runs.naming import default_folder
     from mlmoe_jax.runtime.progress import status
 
     if not flags.config:
         raise UserError(f"mlmoe {flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
 
-    location = flags.workdir or f"{RUNS}/{run_name(flags.config, overrides, mode=flags.mode, sweep=sweep)}"
+    location = flags.workdir or default_folder(flags.config, overrides, mode=flags.mode, sweep=sweep)
 
     def read_resumed() -> ConfigDict | None:
         if sweep:  # each run has its own folder
@@ -441,11 +441,11 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
         return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
     if flags.checkpoint != "best":
         raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")
-    from mlmoe_jax.inference.by_names import names_origin, open_names
+    from mlmoe_jax.inference.by_names import names_origin
 
     cache_programs()
     ranked = all(key != "eval.threshold" for key, _ in overrides)
-    return partial(open_names, names_origin(flags.names, flags.backbone or "", overrides), ranked=ranked), "."
+    return partial(names_origin(flags.names, flags.backbone or "", overrides).predictor, ranked=ranked), "."
 
 
 @_command(
@@ -533,19 +533,15 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.config import apply_overrides, default_config, find_unread
     from mlmoe_jax.config.table import keys_read
-    from mlmoe_jax.data.labels.name_vectors import read_label_names, require_vectors_file
-    from mlmoe_jax.inference.text_encoder import encode_names
+    from mlmoe_jax.inference.text_encoder import encode_file
 
     for key in find_unread([key for key, _ in overrides], ("encode",)):
         known = ", ".join(keys_read("encode"))
         raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
     weights = apply_overrides(default_config(), overrides).model.backbone.weights
-    require_vectors_file(flags.output)
-    labels = read_label_names(flags.names)
     cache_programs()
-    vectors = encode_names(flags.backbone, labels, flags.template, weights=weights)
-    vectors.write(flags.output)
-    return Outcome([f"vectors of {len(labels):,} names written to {flags.output}"])
+    vectors = encode_file(flags.names, flags.output, flags.backbone, flags.template, weights=weights)
+    return Outcome([f"vectors of {len(vectors.names):,} names written to {flags.output}"])
 
 
 @_command(

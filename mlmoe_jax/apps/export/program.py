@@ -6,7 +6,6 @@ in the files are named by the parameter paths of this package, by the authors' c
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +20,13 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply_model, make_eval_step
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
-from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, peft_files
+from mlmoe_jax.pretrained.peft import write_peft
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import remove_padding
-from mlmoe_jax.runtime.storage import atomic_file, atomic_folder
+from mlmoe_jax.runtime.storage import atomic_file
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
@@ -168,16 +167,9 @@ def _write_official(job: Export) -> str:
 
 
 def _write_peft(job: Export) -> str:
-    """Write the LoRA or DoRA weights of a run, and its classifier, as a folder for the library PEFT.
-
-    PEFT loads the folder onto a model of the library transformers. Return a few words for the message.
-    """
-    options, tensors = peft_files(job.run.model(), job.run.config)
-    with atomic_folder(job.path) as partial:
-        (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
-        save_file(tensors, partial / TENSORS, {"format": "pt"})
-    what = "with its classifier" if options["modules_to_save"] else "without the head, which transformers lacks"
-    return f"{len(tensors)} tensors, {what}"
+    tensors, classifier = write_peft(job.path, job.run.model(), job.run.config)
+    what = "with its classifier" if classifier else "without the head, which transformers lacks"
+    return f"{tensors} tensors, {what}"
 
 
 PEFT = ExportTarget(_write_peft)

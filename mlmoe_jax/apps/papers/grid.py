@@ -21,16 +21,14 @@ from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.errors import DONE, USER_ERROR, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
-from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.keys import format_value
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
-from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.loop import require_trainable, train
 from mlmoe_jax.training.resume import changed_keys
-from mlmoe_jax.training.selection import require_metric
 
 METHOD = "config"  # the swept "key" whose values are configs
 _SEPARATOR = r",(?![^(\[]*[)\]])"  # a comma outside of brackets
@@ -180,9 +178,7 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
     runs = [GridRun(**vars(point), folder=folder.below(point.name)) for point in points]
     for run in runs:
         try:
-            configuration.validate(run.config)
-            require_metric(run.config)
-            preprocess_for(run.config)
+            require_trainable(run.config)
         except UserError as error:
             raise UserError(f"the run {run.name} cannot be trained: {error}") from error
         if changed := changed_keys(run.config, run.folder):

@@ -69,9 +69,7 @@ def predict_files(
         selection = select_images(predictor, paths, select, count, predictor.even_batch(len(paths), batch_size))
         paths = list(selection)
     size, summary = predictor.even_batch(len(paths), batch_size), _Summary(len(paths), usages)
-    results = summary.count_results(
-        predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, task="predict")
-    )
+    results = summary.count_results(predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, task="predict"))
     if not distributed.is_first():
         deque(results, maxlen=0)  # it takes part in computing them
     elif target.kind in FORMATS:

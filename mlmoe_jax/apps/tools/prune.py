@@ -24,7 +24,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
@@ -42,10 +41,10 @@ from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED
 from mlmoe_jax.training.experiment import training_batches
-from mlmoe_jax.training.loop import train
+from mlmoe_jax.training.loop import require_trainable, train
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import config_of_run
-from mlmoe_jax.training.selection import require_metric, selection_split
+from mlmoe_jax.training.selection import selection_split
 
 # Names in the run folder. The trainings have folders of their own below STAGES.
 STAGES, LEVELS_TABLE = "prune", "prune.csv"
@@ -274,8 +273,7 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
 
 
 def _require_prunable(config: ConfigDict) -> None:
-    configuration.validate(config)
-    require_metric(config)
+    require_trainable(config)
     if not prompts_class(config).prunable:
         kind = config.model.prompts.kind
         raise UserError(f"mlmoe prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")

@@ -8,12 +8,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jaxtyping import Bool, Float32
+from jaxtyping import Float32
 
 from mlmoe_jax.data.features import FeatureTable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
-from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime import distributed
@@ -60,7 +59,7 @@ def fit_classifier(
     if int(state.step) and training_finished(experiment.folder):
         return read_scores(experiment.folder)[OUT_OF_FOLD]
     config, split = experiment.config, experiment.data.train_split
-    features, read = read_features(split.features)
+    features, read = split.features.readable()
     features = _classified(experiment, state, split.features, features)
     names = experiment.data.label_space.name_vectors
     origin = None if names is None else Origin(names.kernel(), names.offsets())
@@ -76,7 +75,7 @@ def fit_classifier(
     status(f"C={fit.penalty:.3g} has the least log loss, {fit.losses[fit.penalty]:.4f} out of fold")
     _save_classifier(experiment, state, selection, manager, fit)
     scores = np.full(split.labels.shape, np.nan, np.float32)
-    scores[read] = probabilities(fit.held_out_logits)
+    scores[read] = fit.held_out_scores
     return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)
 
 
@@ -103,10 +102,3 @@ def _save_classifier(
     state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
     selection.keep(1, "raw", "", copy_tree(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
-
-
-def read_features(table: FeatureTable) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:
-    """Return the features of the n readable images, and whether each row of the table is a readable image."""
-    (kind,) = table.kinds
-    rows = [table[row] for row in range(table.rows)]
-    return np.stack([row[kind] for row in rows if row]).astype(np.float32), np.array([row is not None for row in rows])

@@ -31,6 +31,7 @@ from scipy.special import logsumexp
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.training.logistic.newton import solve
 
 FOLDS = 5
@@ -84,6 +85,11 @@ class LogisticFit:
     penalty: float
     losses: dict[float, float]
     origin: Origin
+
+    @property
+    def held_out_scores(self) -> Float[np.ndarray, "n k"]:
+        """The probabilities of `held_out_logits`."""
+        return probabilities(self.held_out_logits)
 
 
 def fit_logistic(

@@ -23,6 +23,7 @@ from mlmoe_jax.data.sources.corrections import COLUMNS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.main import main
+from mlmoe_jax.training.logistic.penalty_search import LogisticFit
 
 COLORS = ("red", "green", "blue")
 
@@ -207,7 +208,8 @@ def test_suggestions_agree_with_the_tree(photos, monkeypatch):
     photos.table.write_text(photos.table.read_text().replace("red", "red;warm", 3))
     (photos.folder / "tree.yaml").write_text("implies: {red: warm}")
     monkeypatch.setattr(audit, "SUPPORT", 10)
-    monkeypatch.setattr(audit, "probabilities", lambda logits: np.tile([0.5, 0.5, 0.9, 0.1], (60, 1)))
+    scores = property(lambda fit: np.tile([0.5, 0.5, 0.9, 0.1], (60, 1)))
+    monkeypatch.setattr(LogisticFit, "held_out_scores", scores)
     report, _ = photos.audit("--config.data.tree=tree.yaml")
     assert report["superfluous"] == 0
     assert [row["label"] for row in report["suggestions"]].count("warm") == report["missing"] / 2 > 0

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
 from mlmoe_jax.apps.audit.label_quality import image_quality, self_confidence
+from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.memory import GIB, device_bytes, device_capacity, memory_parts, required_bytes
+from mlmoe_jax.runtime.files import GIB
+from mlmoe_jax.runtime.memory import device_bytes, device_capacity, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.table import Outcome
