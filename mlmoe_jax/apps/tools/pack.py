@@ -23,8 +23,8 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
+from mlmoe_jax.apps.tools.shards import JPEG_QUALITY, Shard, ShardWriter, is_version, write_shards
 from mlmoe_jax.data.decoding import Decoding
-from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, is_version, write_shards
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import MANIFEST, STREAMS
 from mlmoe_jax.data.split import Split

@@ -18,8 +18,8 @@ from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target
+from mlmoe_jax.apps.tools.shards import write_shards
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.shards import write_shards
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.packed import open_packed, verify
 from mlmoe_jax.errors import UserError
