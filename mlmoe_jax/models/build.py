@@ -24,6 +24,7 @@ from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
 from mlmoe_jax.models.layers.dispatch import use_kernels
+from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import PROMPTS, QUARTERS, Features, Prediction
 from mlmoe_jax.runtime.setup import dtypes
 
@@ -111,6 +112,26 @@ class Classifier(nnx.Module):
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}
         return replace(prediction, attention=attention, grid=features.grid)
+
+    def published_macs(self, side: int) -> tuple[int, int, int]:
+        """Return multiply-adds for one image of `side` × `side` pixels, as publications count them.
+
+        Returns:
+          Both counts of `BackboneShape.published_macs` for the whole model, and the part of the first that is in norms.
+        """
+        shape = self.backbone.shape
+        layers, extra, patches = shape.published_macs(side, self.prompts)
+        layers += sum(adapter.macs(shape.tokens(side, self.prompts)) for adapter in self.adapters.values())
+        head = self.head.published_macs(patches) or (self._head_macs(side), 0)
+        images = 5 if QUARTERS in self.head.read else 1
+        norms = images * shape.norm_macs(side, self.prompts) + self.head.norm_macs(patches)
+        return images * layers + head[0], images * extra + head[1], norms
+
+    def _head_macs(self, side: int) -> int:
+        structure, state = nnx.split(self)
+        image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+        features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
+        return forward_macs(self.head, features)[0]
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

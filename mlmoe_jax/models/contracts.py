@@ -130,7 +130,7 @@ class BackboneShape(abc.ABC):
         """Return (first count, second count, number of patch tokens N) for one image of `side` × `side` pixels.
 
         The counts are multiply-adds. The first count covers the layers that the prompt-tuning papers include in their
-        numbers. The second count covers all other layers; see training.preflight.cost. By default, the first count
+        numbers. The second count covers all other layers; see apps.tools.preflight.cost. By default, the first count
         covers all dot products and convolutions, and the second count is 0.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)

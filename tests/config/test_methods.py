@@ -6,7 +6,6 @@ from helpers.methods import abstract, assert_frozen_values_stay_and_others_move,
 from helpers.programs import equations
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.build import reads_final_norm
@@ -79,24 +78,29 @@ def test_masks_of_e2vpt_count_and_those_that_are_fixed_do_not_train():
     assert fixed == (BACKBONE + 430_670, 430_160)
 
 
+def published_macs(reference, **settings):
+    config, model = abstract(reference, **settings)
+    return model.published_macs(config.data.image_size)
+
+
 @pytest.mark.variants(name=("mlvpt_dinov2",))
 @pytest.mark.parametrize("name", ["finetune", "linear_probe", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"])
 def test_multiply_adds_are_those_of_table_4(name):
     layers = 21_963_611_136 if name in ("finetune", "linear_probe") else 24_513_954_816
-    assert cost.published_macs(*abstract(name))[0] == layers
+    assert published_macs(name)[0] == layers
 
 
 @pytest.mark.slow
 def test_what_the_full_count_adds():
     tokens, width, labels = 287, 768, 80
     attention = 12 * 2 * tokens**2 * width
-    added = {name: cost.published_macs(*abstract(name))[1] for name in ("vpt", "e2vpt", "gvpt", "mlvpt_dinov2")}
+    added = {name: published_macs(name)[1] for name in ("vpt", "e2vpt", "gvpt", "mlvpt_dinov2")}
     assert added["vpt"] == attention
     assert added["e2vpt"] == attention + 12 * 2 * tokens * 10 * width
     assert added["gvpt"] == attention + labels * width
     moe = 30 * 2 * width * 5 + 2 * (2 * labels * 3 * width) + labels * width
     assert added["mlvpt_dinov2"] == attention + moe
-    by_group = cost.published_macs(*abstract("mlvpt_dinov2", overrides=(("model.head.gates_of", "group"),)))[1]
+    by_group = published_macs("mlvpt_dinov2", overrides=(("model.head.gates_of", "group"),))[1]
     assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
 
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.build import Classifier, backbone_shape
-from mlmoe_jax.models.macs import count_macs, forward_macs
-from mlmoe_jax.models.outputs import QUARTERS
+from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import Params, module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -50,7 +46,7 @@ def count_cost(config: ConfigDict) -> dict[str, Any]:
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen = parts.trainable, parts.frozen
     params, learned = {**trainable, **frozen}, {**trainable, **parts.stats}
-    layers, extra, norms = published_macs(config, parts.definition.merge(params, parts.stats))
+    layers, extra, norms = parts.definition.merge(params, parts.stats).published_macs(config.data.image_size)
     moments = jax.tree.leaves(jax.eval_shape(steps.optimizer.init, trainable))
     return {
         "params": {
@@ -89,32 +85,6 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
     with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
         evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
     return round(count_macs(evaluation.jaxpr) / batch_size)
-
-
-def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
-    """Return the multiply-adds of a model for one image of the size in the config.
-
-    Args:
-      config: the config.
-      model: the model. Its parameters may be `jax.ShapeDtypeStruct`s.
-
-    Returns:
-      Three counts: `layers`; `full` − `layers`; and the part of `layers` in norms. See the docstring of this module.
-    """
-    shape, side = backbone_shape(config), config.data.image_size
-    layers, extra, patches = shape.published_macs(side, model.prompts)
-    layers += sum(adapter.macs(shape.tokens(side, model.prompts)) for adapter in model.adapters.values())
-    head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
-    images = 5 if QUARTERS in model.head.read else 1
-    norms = images * shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
-    return images * layers + head[0], images * extra + head[1], norms
-
-
-def _head_macs(model: Classifier, side: int) -> int:
-    structure, state = nnx.split(model)
-    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
-    return forward_macs(model.head, features)[0]
 
 
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
