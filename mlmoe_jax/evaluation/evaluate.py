@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import require_readable, warn_unused
 from mlmoe_jax.errors import UserError
@@ -101,8 +100,7 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     scored = {}
     names = dict.fromkeys(config.data.test_splits)
-    labels = {"classes": run.label_space.names, "tree": run.label_space.tree}
-    splits = [open_split(config.data, name, **labels, seed=config.seed) for name in names]
+    splits = [run.open_split(name) for name in names]
     require_readable(splits, config.data)
     warn_unused(splits)
     for split in splits:

@@ -36,7 +36,6 @@ from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
-from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
@@ -275,11 +274,10 @@ def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | No
     if not config.report.samples:
         return
     run = run or open_run(folder)
-    data, seed = run.config.data, run.config.seed
+    data = run.config.data
     if not (name := next(iter((*data.test_splits, data.val_split)))):
         raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")
-    split = open_split(data, name, classes=run.label_space.names, seed=seed)
-    write_samples(folder, run, split, count=config.report.samples)
+    write_samples(folder, run, run.open_split(name), count=config.report.samples)
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:

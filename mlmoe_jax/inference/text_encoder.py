@@ -14,6 +14,9 @@ from flax import nnx
 from jaxtyping import Float32
 from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
+from mlmoe_jax.config.loading import Overrides, override_pairs
+from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.data.labels.name_vectors import (
     LabelName,
     NameVectors,
@@ -66,12 +69,21 @@ def vectors_for(config: ConfigDict) -> NameVectors | None:
 
 
 def encode_file(
-    names: str, output: str, backbone: str, templates: Sequence[str] = (), *, weights: str = "auto"
+    names: str, output: str, backbone: str, templates: Sequence[str] = (), overrides: Overrides = ()
 ) -> NameVectors:
     """Write the vectors of a list of label names to the file `output`, and return them; see `encode_names`.
 
-    Raises UserError also if the list cannot be read or `output` cannot be written.
+    Args:
+      overrides: config keys that the stage `encode` reads.
+
+    Raises:
+      UserError: a key has no effect, the list cannot be read, or `output` cannot be written.
     """
+    pairs = override_pairs(overrides)
+    for key in configuration.find_unread([key for key, _ in pairs], ("encode",)):
+        known = ", ".join(keys_read("encode"))
+        raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
+    weights = configuration.apply_overrides(configuration.default_config(), pairs).model.backbone.weights
     require_vectors_file(output)
     vectors = encode_names(backbone, read_label_names(names), templates, weights=weights)
     vectors.write(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config.table import entry_named
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.consistency import Scores
@@ -53,7 +55,7 @@ from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, shard_tree, unpad
+from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, remove_padding, shard_tree, unpad
 
 _logger = logging.getLogger(__name__)
 
@@ -99,6 +101,27 @@ class Run:
     def step(self) -> int:
         """The training step at which the values were selected."""
         return self.notes["step"]
+
+    def open_split(self, name: str, data_config: ConfigDict | None = None) -> Split:
+        """Open a split of the data set of the run, with the labels of the run and their tree.
+
+        Args:
+          data_config: `config.data` with changes; None = without.
+        """
+        space = self.label_space
+        return open_split(
+            data_config or self.config.data, name, classes=space.names, tree=space.tree, seed=self.config.seed
+        )
+
+    def weights(self, *, frozen: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        """Return parameter path -> value in float32, which represents the values of every dtype of a run exactly.
+
+        Args:
+          frozen: the paths of the frozen values to include; None = all.
+        """
+        included = {path: value for path, value in self.frozen.items() if frozen is None or path in frozen}
+        values = jax.device_get(remove_padding({**self.values, **included}, self.label_axes))
+        return {path: np.ascontiguousarray(values[path], np.float32) for path in sorted(values)}
 
     def model(self) -> Classifier:
         """Return the model with its values as a Flax NNX module, in evaluation mode."""

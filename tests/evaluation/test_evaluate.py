@@ -17,13 +17,13 @@ from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
 from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.evaluation.results import FALL, SplitScores, read_scores, read_split_results
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
+from mlmoe_jax.runs import restore
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder, training_finished
 from mlmoe_jax.runs.image_record import ImageRecord
@@ -243,7 +243,7 @@ def test_results_are_shown_in_percent():
 @pytest.fixture
 def config(run, monkeypatch):
     """The config of a run on the backbone `tiny`, with synthetic splits."""
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: make_split(6, name))
+    monkeypatch.setattr(restore, "open_split", lambda data, name, **knows: make_split(6, name))
     return published_config()
 
 
@@ -286,7 +286,7 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
     write_published(folder, config)
     whole = make_split(6)
     holed = replace(whole, images=Unreadable(whole.images.array))
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed)
+    monkeypatch.setattr(restore, "open_split", lambda data, name, **knows: holed)
     assert "cannot read val/0" in refusal(evaluate_run, folder, [("data.test_splits", "val")], error=BadImage)
     results = evaluate_run(folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
     assert folder.read_text("skipped_images.csv").splitlines() == [
@@ -294,5 +294,5 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
         "val,val/0,cannot read val/0 as an image: it is empty",
     ]
     np.testing.assert_array_equal(read_scores(folder)["val"].read, [False] + 5 * [True])
-    monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
+    monkeypatch.setattr(restore, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results

@@ -24,6 +24,7 @@ from mlmoe_jax.inference.explain import (
 )
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.runs import restore
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh
@@ -226,7 +227,7 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
         names.append((name, how["classes"]))
         return made_up()
 
-    monkeypatch.setattr(explain, "open_split", open_split)
+    monkeypatch.setattr(restore, "open_split", open_split)
     run.config.report.samples = 2
     write_requested_samples(RunFolder(tmp_path), run.config, run)
     assert names == [("test_shift", run.label_space.names)]

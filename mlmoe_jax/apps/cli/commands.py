@@ -531,16 +531,10 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     stages=("encode",),
 )
 def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.config import apply_overrides, default_config, find_unread
-    from mlmoe_jax.config.table import keys_read
     from mlmoe_jax.inference.text_encoder import encode_file
 
-    for key in find_unread([key for key, _ in overrides], ("encode",)):
-        known = ", ".join(keys_read("encode"))
-        raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
-    weights = apply_overrides(default_config(), overrides).model.backbone.weights
     cache_programs()
-    vectors = encode_file(flags.names, flags.output, flags.backbone, flags.template, weights=weights)
+    vectors = encode_file(flags.names, flags.output, flags.backbone, flags.template, overrides)
     return Outcome([f"vectors of {len(vectors.names):,} names written to {flags.output}"])
 
 

@@ -6,7 +6,6 @@ import copy
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.export.program import program_of, require_equal
@@ -16,7 +15,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import remove_padding, shard_tree
+from mlmoe_jax.runtime.sharding import shard_tree
 
 
 def merge_run(run: Run) -> Run:
@@ -32,9 +31,8 @@ def merge_run(run: Run) -> Run:
     exact, config = copy.deepcopy(run.config), copy.deepcopy(run.config)
     exact.model.dtype = "float32"
     config.model.adapters, config.model.backbone.weights = ConfigDict(), "none"
-    values = jax.device_get(remove_padding({**run.values, **run.frozen}, run.label_axes))
-    wide = {path: jnp.asarray(value, jnp.float32) for path, value in values.items()}
-    model = merge_adapters(abstract_parts(exact, run.label_space).definition.merge(wide))
+    model = abstract_parts(exact, run.label_space).definition.merge(jax.device_put(run.weights()))
+    model = merge_adapters(model)
     _, params, stats = ModelDef.split(model)
     parts, everything = abstract_parts(config, run.label_space), {**params, **stats}
     trained, frozen = (

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
+from mlmoe_jax.apps.export.program import image_shape, program_of
 from mlmoe_jax.apps.export.targets import Export, ExportTarget
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.models.layers.batch_norm import fold_batch_norms
@@ -43,7 +43,7 @@ def _write(job: Export) -> str:
     from jax2onnx import to_onnx
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about every intermediate value without a type
-    model = run.definition.merge(weights_of(run))
+    model = run.definition.merge(run.weights())
     fold_batch_norms(model)
     definition, params, stats = ModelDef.split(model)
     weights = jax.device_put({**params, **stats})  # a traced index takes no row of an array of NumPy

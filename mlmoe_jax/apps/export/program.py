@@ -25,7 +25,6 @@ from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import remove_padding
 from mlmoe_jax.runtime.storage import atomic_file
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
@@ -36,7 +35,7 @@ _WRONG = 1e-2
 def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
     """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K].
 
-    The weights are a dict as `weights_of` returns it.
+    The weights are a dict as `Run.weights` returns it.
     """
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
@@ -44,20 +43,6 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
         return run.scores(prediction.logits.astype(np.float32))
 
     return label
-
-
-def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, np.ndarray]:
-    """Return parameter path -> value of a run, in float32.
-
-    float32 represents the values of every dtype that a run can have exactly.
-
-    Args:
-      run: the run.
-      frozen: the paths of the frozen values to include; None = all.
-    """
-    included = {path: value for path, value in run.frozen.items() if frozen is None or path in frozen}
-    values = jax.device_get(remove_padding({**run.values, **included}, run.label_axes))
-    return {path: np.ascontiguousarray(values[path], np.float32) for path in sorted(values)}
 
 
 def image_shape(run: Run) -> jax.ShapeDtypeStruct:
@@ -112,7 +97,7 @@ def _write(job: Export) -> str:
     The program accepts any number of images and runs on all _PLATFORMS. The weights are arguments of the program, not
     constants in it, so the file of the program has less than 1 MB.
     """
-    weights = weights_of(job.run)
+    weights = job.run.weights()
     shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
     with jax.default_device("cpu"):  # without calls of cuDNN, which other platforms lack
         program = export.export(jax.jit(program_of(job.run)), platforms=_PLATFORMS)(shapes, image_shape(job.run))
@@ -148,7 +133,7 @@ def _write_safetensors(job: Export) -> str:
     run, frozen = job.run, None if job.include_frozen == ALWAYS else frozenset()
     if job.include_frozen == AUTO:
         frozen = abstract_parts(run.config, run.label_space).unpublished
-    weights = weights_of(run, frozen=frozen)
+    weights = run.weights(frozen=frozen)
     with atomic_file(job.path) as partial:
         save_file(weights, partial, {"format": "mlmoe_jax", "description": dump_json(job.description)})
     return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"

@@ -15,34 +15,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.hidden import hide_positives
-from mlmoe_jax.data.pipeline import steps_per_epoch
-from mlmoe_jax.data.prepare import Batch
-from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.models.adapters.catalog import prompts_class
-from mlmoe_jax.models.apply import apply_model
-from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.batches import run_batches
-from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import REPLICATED
-from mlmoe_jax.training.experiment import training_batches
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.training.loop import require_trainable, train
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.mean_gradient import mean_gradient
 from mlmoe_jax.training.resume import config_of_run
 from mlmoe_jax.training.selection import selection_split
 
@@ -179,50 +166,8 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
     Returns:
       `tokens` f64[P] and `segments` f64[P,S], for P prompts with S segments each.
     """
-    config = run.config
-    split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
-    split = hide_positives(split, config.data)
-    size = config.train.batch_size
-    steps = steps_per_epoch(len(split), size)
-    step = _importance_step(run, split.labels)
-    total = {name: np.zeros(run.values[path].shape) for name, path in MASK_PATHS.items()}
-    keys = map(jax.random.key, itertools.count(config.seed))
-    batches = itertools.islice(training_batches(config, split, SkippedImages(split)), steps)
-    for gradient in run_batches(
-        lambda batch: step(run.values, run.frozen, batch, next(keys)),
-        batches,
-        run.mesh,
-        advice="lower train.batch_size",
-        progress=Progress("measure importance", steps, size),
-    ):
-        for name, value in gradient.items():
-            total[name] += value
-    return {name: value / steps for name, value in total.items()}
-
-
-def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return a jitted function that computes the gradient of the training loss with respect to the masks.
-
-    The arguments of the function are the values and the frozen values of the run, a batch, and a random key. It returns
-    a dict with the keys of MASK_PATHS.
-
-    Args:
-      run: the run that was trained with learned masks.
-      labels: i8[N,K], label codes of the training split.
-    """
-    objective = training_objective(run.config, labels, run.label_space.names)
-
-    def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        values = {**values, **frozen} | {path: masks[name] for name, path in MASK_PATHS.items()}
-        prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
-        return objective(prediction, batch)[0]
-
-    @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
-    def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
-        masks = {name: values[path] for name, path in MASK_PATHS.items()}
-        return jax.grad(loss_of)(masks, values, frozen, batch, key)
-
-    return step
+    gradient = mean_gradient(run, list(MASK_PATHS.values()), "measure importance")
+    return {name: gradient[path] for name, path in MASK_PATHS.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- stages

@@ -16,6 +16,7 @@ from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.adapters import prompts
 from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.runs import restore
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -191,6 +192,6 @@ def test_the_importance_of_a_prompt_is_that_of_its_segments(searched):
 def test_a_split_smaller_than_a_batch_has_an_importance(searched, monkeypatch):
     """It trains, so the refusal would come only after the search."""
     whole = open_split(searched.config.data, "train", seed=0)
-    monkeypatch.setattr(pruning, "open_split", lambda *_, **__: whole.take(np.arange(7), "train"))
+    monkeypatch.setattr(restore, "open_split", lambda *_, **__: whole.take(np.arange(7), "train"))
     measured = measure_importance(searched)
     assert all(np.abs(measured[name]).max() > 0 for name in ("tokens", "segments"))
