@@ -87,12 +87,7 @@ class Audit:
         return [pair for pair in self.similar if self.differences(*pair)]
 
     def differences(self, row: int, other: int) -> list[int]:
-        """Return the indices of the labels that are positive in one of two images and negative in the other.
-
-        Args:
-          row: the row of the first image.
-          other: the row of the second image.
-        """
+        """Return the indices of the labels that are positive in one of two images and negative in the other."""
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
@@ -147,12 +142,7 @@ def probe_config(config: ConfigDict) -> ConfigDict:
 def audit_split(split: Split, config: ConfigDict) -> Audit:
     """Fit linear classifiers to the features of a split by cross-validation, and return the audit of its labels.
 
-    Args:
-      split: the images and labels to audit.
-      config: a config from `probe_config`.
-
-    Raises:
-      UserError: no label can be judged, see `can_judge`.
+    `config` is from `probe_config`. Raises UserError if no label can be judged, see `can_judge`.
     """
     require_readable([split], config.data)
     for warning in check_splits(split, []):
@@ -192,14 +182,9 @@ def fold_units(split: Split) -> str:
 
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
-    """Return the readable images of a split, and their backbone features.
+    """Return the n readable images of a split, and their backbone features f32[n,D].
 
-    Args:
-      split: a split of N images.
-      config: a config from `probe_config`.
-
-    Returns:
-      The split without unreadable images, and the features f32[number of readable images, D].
+    `config` is from `probe_config`.
     """
     features, read = FeatureExtractor.from_config(config, len(split.classes)).cached(split).features.readable()
     return split.take(np.flatnonzero(read), split.name), features

@@ -38,7 +38,6 @@ def _cards(name: str, title: str, audit: Audit, labels: Iterable[tuple[int, dict
     Args:
       name: the name of the widget after "cards-".
       title: the alternative text of the widget.
-      audit: the audit.
       labels: pairs of the row of an image, and a dict from label index to outcome, a key of `_WORDS`.
       **settings: further entries of the data of the widget, such as `filter`.
     """

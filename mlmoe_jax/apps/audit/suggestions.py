@@ -36,12 +36,8 @@ def audit_data(config: ConfigDict, output: str) -> Outcome:
 
     What a person has written into the CSV of an earlier audit is kept, also while this audit runs.
 
-    Args:
-      config: the config of the data set and the backbone.
-      output: the folder to write to; "" = AUDIT_FOLDER.
-
-    Raises:
-      UserError: the data cannot be opened, or no label can be judged.
+    If `output` is "", the folder is AUDIT_FOLDER. Raises UserError if the data cannot be opened or no label can be
+    judged.
     """
     folder = Folder(output or AUDIT_FOLDER)
     folder.require_creatable()
@@ -98,10 +94,7 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
     A suggestion that two files answer is one row if the answers are equal. Otherwise both rows stay, which
     `correct_labels` refuses.
 
-    Args:
-      folder: the folder of the audit.
-      applied: the paths of further files.
-      strict: whether an invalid file raises UserError. If False, it is left out.
+    An invalid file raises UserError if `strict`; otherwise it is left out.
     """
     rows, answered = {}, set()  # content of a row -> the row, because two files may have it; keys, also with answers
     for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
@@ -116,9 +109,7 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
 def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
     """Return the table of suggestions, in the format of the file `data.corrections`.
 
-    Args:
-      audit: the audit. Each suggestion is a row that is not answered yet.
-      kept: rows that a person has edited, with their columns. They follow the new suggestions.
+    The rows that a person has edited, `kept`, follow the new suggestions, with their columns.
     """
     columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
     known = {row.key for row in kept}

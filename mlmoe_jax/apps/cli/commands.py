@@ -139,11 +139,6 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     """Return the config and the folder of a training that starts or resumes.
 
     Without --workdir, the name of the folder is made from the config, the overrides, the mode and the sweep.
-
-    Args:
-      flags: the parsed flags.
-      overrides: pairs of config key and value.
-      sweep: the values of --sweep, if the runs of a sweep start.
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config

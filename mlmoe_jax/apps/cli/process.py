@@ -70,9 +70,7 @@ def run_job(work: Callable[[], int], *, together: bool) -> int:
 
     If `work` fails in a process of a job, the process prints the reason and exits here.
 
-    Args:
-      work: the command; returns its exit code.
-      together: whether all processes of the job call `work`. If False, only the first process calls it.
+    If not `together`, only the first process of the job calls `work`.
     """
     job = distributed.find_job(os.environ)
     if job is None:
@@ -144,8 +142,7 @@ def results_only_from(first: bool) -> None:
 
     Everything that C++ libraries write to standard output goes to stderr instead.
 
-    Args:
-      first: whether this process is the first. All other processes discard their results.
+    Processes that are not the `first` discard their results.
     """
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
@@ -191,10 +188,7 @@ def ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
 
     If Orbax cannot read an array, it closes its event loop and raises an exception. TensorStore continues to read other
     arrays and later notifies the closed event loop, and the coroutines that wait for these arrays never finish. A
-    KeyboardInterrupt that is lost in a callback is raised again, see `interruptible`.
-
-    Args:
-      show: the hook for all other errors.
+    KeyboardInterrupt that is lost in a callback is raised again, see `interruptible`. All other errors go to `show`.
     """
 
     def show_unless_known(what: Any) -> None:

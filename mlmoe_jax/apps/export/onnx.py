@@ -85,15 +85,8 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
     """Evaluate a jaxpr, and replace the operations that are keys of _SIMPLER.
 
     The jaxprs of called functions are evaluated in the same way. For `jax.lax.platform_dependent`, the default branch
-    is evaluated.
-
-    Args:
-      jaxpr: the jaxpr.
-      consts: the values of `jaxpr.constvars`.
-      arguments: the values of `jaxpr.invars`.
-
-    Returns:
-      The values of `jaxpr.outvars`.
+    is evaluated. `consts` and `arguments` are the values of `jaxpr.constvars` and `jaxpr.invars`. Return the values of
+    `jaxpr.outvars`.
     """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
@@ -168,10 +161,6 @@ def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
     """Apply max pooling to f32[B,H,W,C].
 
     The axes B and C are joined to one axis for the pooling, because ONNX runtimes pool over at most three axes.
-
-    Args:
-      maps: the feature maps.
-      settings: the parameters of `reduce_window_max`.
     """
     batch, height, width, channels = maps.shape
     planes = maps.transpose(0, 3, 1, 2).reshape(batch * channels, height, width)

@@ -53,12 +53,7 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
 
 
 def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
-    """Return the probabilities f32[N,K] that a run assigns to images.
-
-    Args:
-      run: the run.
-      pixels: u8[N,H,W,3], images with the image size of the run.
-    """
+    """Return the probabilities f32[N,K] that a run assigns to images u8[N,H,W,3] of its image size."""
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     devices, logits = run.mesh.size, []
     size = devices * min(8, math.ceil(len(pixels) / devices))
@@ -72,15 +67,8 @@ def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
 def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
     """Compare the probabilities of an exported function with the probabilities of the run, on random images.
 
-    Args:
-      run: the run.
-      label: images u8[N,H,W,3] -> probabilities f32[N,K].
-
-    Returns:
-      Text with the largest absolute difference, for a message.
-
-    Raises:
-      UserError: the largest difference exceeds _WRONG.
+    `label` maps images u8[N,H,W,3] to probabilities f32[N,K]. Return text with the largest absolute difference. Raises
+    UserError if it exceeds _WRONG.
     """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)

@@ -36,9 +36,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
     The random seed is fixed, so every export has the same sample. Unreadable images are left out.
 
     Args:
-      run: the run.
       items: files, folders and lists, as in image_list.py. If empty, the images of the training split are sampled.
-      count: the number of images.
 
     Raises:
       UserError: the data set cannot be opened, or there are fewer than five images.
@@ -58,11 +56,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
 
 
 def parts(images: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """Split the sample of `calibration_images` into two parts.
-
-    Returns:
-      The first four fifths, to calibrate the activation ranges, and the rest, to compare the program with the run.
-    """
+    """Return four fifths of a sample, to calibrate the activation ranges, and the rest, to compare with the run."""
     at = 4 * len(images) // 5
     return images[:at], images[at:]
 

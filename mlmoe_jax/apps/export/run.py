@@ -127,10 +127,7 @@ def _merge_adapters(predictor: Predictor) -> Predictor:
 
 
 def _default_format(output: str) -> str:
-    """Return the default format for an output path: OFFICIAL if the path has the suffix of a checkpoint.
-
-    Raises UserError for any other path, which needs --format.
-    """
+    """Return OFFICIAL if the path has the suffix of a checkpoint. Raises UserError otherwise: --format is needed."""
     if not output.endswith(CHECKPOINT_SUFFIXES):
         raise UserError(f"--output={output} needs --format; there are {', '.join(TARGETS)}")
     return OFFICIAL
@@ -139,12 +136,7 @@ def _default_format(output: str) -> str:
 def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
     """Return the export target of the format `kind`; raise UserError if a given flag does not apply to this format.
 
-    Args:
-      kind: a key of TARGETS.
-      include_frozen: the value of --include-frozen.
-      merge: whether --merge is given.
-      template: the value of --template, or None.
-      sampled: whether --images or --calibration-images is given.
+    `sampled` is whether --images or --calibration-images is given.
     """
     target = TARGETS[kind]
     flags = {

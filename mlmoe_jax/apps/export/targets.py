@@ -25,7 +25,6 @@ class Export:
     """An export in progress.
 
     Attributes:
-      run: the run to export.
       path: the file or folder to write.
       description: the content of model.json.
       include_frozen: for the format safetensors: which frozen weights to write, see `export_run`.

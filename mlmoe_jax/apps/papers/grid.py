@@ -48,11 +48,8 @@ class GridPoint:
 def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     """Parse the values of the flag `--sweep`, which have the form `config.KEY=v1,v2,…` or `config=NAME,NAME,…`.
 
-    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples.
-
-    Args:
-      texts: the values of the flag, one per key.
-      config: a config with all keys. A swept value gets the type of the value of its key in this config.
+    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. A value gets the type of its key in
+    `config`, which has all keys.
 
     Returns:
       Key -> values. For the key METHOD ("config"), the values are names of configs with their arguments.
@@ -87,9 +84,7 @@ def _read_value(config: ConfigDict, key: str, text: str) -> Any:
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
     """Return the points of a grid: each base config with each combination of swept values.
 
-    Args:
-      bases: the base configs.
-      axes: swept key -> values. The values of the last key vary fastest.
+    `axes` maps a swept key to its values. The values of the last key vary fastest.
     """
     points = []
     for base in bases:
@@ -103,15 +98,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
 
 
 def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
-    """Return one grid point per config name, with the same overrides.
-
-    Args:
-      references: names of configs with their arguments.
-      overrides: pairs of config key and text.
-
-    Raises:
-      UserError: as in `load_config`.
-    """
+    """Return one grid point per name of a config with its arguments, with the same overrides."""
     points = []
     for reference in references:
         values, config = {METHOD: reference}, configuration.load_config(reference, overrides)
@@ -141,11 +128,7 @@ def value_text(value: Any) -> str:
 def point_name(values: dict[str, Any], config: ConfigDict) -> str:
     """Return the folder name of a grid point, `key=value,key=value,…`.
 
-    The keys are sorted, so the name does not depend on the order of the flags.
-
-    Args:
-      values: swept key -> value.
-      config: a config with all keys, for `short_name`.
+    The keys are sorted, so the name does not depend on the order of the flags. `config` has all keys, for `short_name`.
     """
     named = {short_name(key, config): value_text(value) for key, value in values.items()}
     return folder_name(sorted(named.items()))
@@ -168,12 +151,8 @@ class GridRun(GridPoint):
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
     """Check the configs of a grid, and return its runs without results, which `train_missing` reads.
 
-    Args:
-      points: the points of the grid.
-      folder: the folder of the grid. Each run has a folder below it.
-
-    Raises:
-      UserError: a config cannot be trained, or a folder holds a run with a different config.
+    Each run has a folder below `folder`. Raises UserError if a config cannot be trained, or a folder holds a run with a
+    different config.
     """
     runs = [GridRun(**vars(point), folder=folder.below(point.name)) for point in points]
     for run in runs:
@@ -195,10 +174,8 @@ def train_missing(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[]
     If a training fails, the attribute `error` of the run is set, and the remaining runs are trained.
 
     Args:
-      runs: result of `plan_runs`.
-      folder: the folder of the grid.
-      write: function that writes the results of the grid to `folder`. The first process calls it after every training
-        and at the end, while it holds the lock of the folder.
+      write: writes the results of the grid to `folder`. The first process calls it after every training and at the end,
+        while it holds the lock of the folder.
 
     Returns:
       The exit code: DONE, or USER_ERROR if a run failed.

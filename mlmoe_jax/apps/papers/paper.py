@@ -81,9 +81,7 @@ class PrintedNumber:
 def number_text(value: float | None, *, sign: str = "") -> str:
     """Return a number as text with one decimal, or two if it needs them. None and nan give a dash.
 
-    Args:
-      value: the number.
-      sign: the sign option of the format specification, such as "+"; "" = only negative numbers get a sign.
+    `sign` is the sign option of the format specification, such as "+"; with "", only negative numbers get a sign.
     """
     if value is None or math.isnan(value):
         return DASH
@@ -162,8 +160,6 @@ class PublishedTable:
 
     Attributes:
       id: the id of the paper and the number of the table or figure, such as mlvpt.fig3.
-      rows: the rows.
-      caption: the caption.
       columns: the headings of the columns with numbers; most are names of metrics.
       notes: ids of the notes that apply to all numbers of the table.
       then: command lines to run after the trainings, in which {METHOD} stands for a run folder.
@@ -225,11 +221,9 @@ class Paper:
         yield from map(self.table, self.results)
 
     def table(self, number: str, dataset: str = "") -> PublishedTable:
-        """Return a table or figure of the paper.
+        """Return the table or figure with the key `number` in `results`, such as "1" or "fig3".
 
-        Args:
-          number: the key of the table or figure in `results`, such as "1" or "fig3".
-          dataset: the data set to use in all configs; "" = the data set of each row.
+        All configs use the data set `dataset`; "" = the data set of each row.
         """
         entry = self.results[number]
         with open(_FOLDER / "tables" / f"{self.id}.{number}.csv", newline="") as file:
@@ -261,9 +255,7 @@ class Paper:
     def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:
         """Return the number and the notes of a cell of a CSV file.
 
-        Args:
-          cell: the number or a dash, followed by ids of notes.
-          certain: whether the notes of the row and the table contain no reading.
+        `certain` is whether the notes of the row and the table contain no reading.
         """
         text, *notes = cell.split()
         if text == DASH:
@@ -279,11 +271,7 @@ def _read_configs(line: Mapping[str, str], dataset: str) -> list[str]:
     """Return the names of the configs of a row of a CSV file, with their arguments.
 
     A row of differences has two configs, and the numbers of the second are subtracted. A row that this package cannot
-    train has none.
-
-    Args:
-      line: column -> cell of the CSV file.
-      dataset: the data set to use in the configs; "" = the data set of the row.
+    train has none. If `dataset` is "", the configs use the data set of the row.
     """
     small = dataset in SMALL_DATASETS
     configs = [config for config in line["config_small" if small else "config"].split(MINUS) if config]
@@ -301,14 +289,9 @@ def load_paper(name: str) -> Paper:
 
 
 def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
-    """Return the paper and the table that `--table` names.
+    """Return the paper and the table that `--table` names, such as mlvpt.1 or drmoe.fig4.
 
-    Args:
-      name: the value of `--table`, such as mlvpt.1 or drmoe.fig4.
-      dataset: the data set to use in all configs; "" = the data set of each row.
-
-    Raises:
-      UserError: there is no table or figure with this name.
+    `dataset` is as in `Paper.table`. Raises UserError if there is no table or figure with this name.
     """
     known = [f"{paper}.{table}" for paper in PAPERS for table in load_paper(paper).results]
     if name not in known:
@@ -320,13 +303,8 @@ def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
     """Return the rows that match all terms of `--only`.
 
-    Args:
-      rows: the rows of a table.
-      only: terms separated by commas; "" = all rows. A term is compared with `PublishedRow.names` without regard to
-        case, and may be a pattern such as dinov2*.
-
-    Raises:
-      UserError: no row matches.
+    The terms are separated by commas; "" = all rows. A term is compared with `PublishedRow.names` without regard to
+    case, and may be a pattern such as dinov2*. Raises UserError if no row matches.
     """
     matches = list(rows)
     for term in only.lower().split(",") if only else ():

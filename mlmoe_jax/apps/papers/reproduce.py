@@ -139,14 +139,9 @@ class Measurements:
         return not changed
 
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
-        """Return the metrics of a finished run on its first test split, and the label space of the run.
+        """Return the metrics of a finished run on its first test split, in percent, and the label space of the run.
 
-        Args:
-          run: the run.
-          evaluator: the definitions of the metrics, a name of `evaluation.metrics.published`.
-
-        Returns:
-          Name -> value in percent, including `AP LABEL` for each label, and the label space.
+        The metrics include `AP LABEL` for each label. `evaluator` is a name of `evaluation.metrics.published`.
         """
         folder = self._folder.below(run.name)
         scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0]).readable()
@@ -168,7 +163,6 @@ def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) ->
       column: the name of a metric, `AP LABEL`, or `p(LABEL | LABEL)`, the share of the first label among the training
         images with the second label.
       metrics: name -> value in percent.
-      space: the label space of the run.
     """
     if pair := _PAIR.fullmatch(column):
         if not set(pair.groups()) <= set(space.names):

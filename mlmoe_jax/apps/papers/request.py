@@ -31,8 +31,6 @@ class Request:
     """The parsed flags of `mlmoe reproduce`.
 
     Attributes:
-      paper: the paper of the table.
-      table: the published table.
       rows: the rows of the table to train.
       dataset: the data set for all rows; "" = the data set of each row.
       seeds: each run is repeated with each of these seeds; () = once, with the seed of its config.

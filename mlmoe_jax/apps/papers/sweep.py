@@ -158,10 +158,6 @@ def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
 
     There is one panel per split, and one line per combination of the other swept values without the seed.
 
-    Args:
-      runs: the runs of the sweep.
-      x_key: the swept key of the x axis.
-
     Returns:
       One dict per point: "panel" (the split), "line" (the name of the line), "x" (the value of `x_key`: a number, or
       its text) and "y" (the mAP in percent).
@@ -177,13 +173,9 @@ def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
 
 
 def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
-    """Draw the points of `plot_points`, and return the content of a PNG file.
+    """Draw the points of `plot_points`, and return the content of a PNG file. `x_key` is the title of the x axis.
 
     The mAP is averaged over seeds. Error bars are one sample standard deviation.
-
-    Args:
-      points: a result of `plot_points`.
-      x_key: the title of the x axis.
     """
     scale = {"title": "mAP (%)", "scale": alt.Scale(zero=False)}
     base = alt.Chart(alt.Data(values=points)).encode(x=x_axis(points, x_key), color=alt.Color("line:N", title=None))

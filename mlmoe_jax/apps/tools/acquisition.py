@@ -46,21 +46,13 @@ def entropy(scores: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " k"]) 
     """Return the uncertainty of each image: the weighted mean over labels of the binary entropy, in bits.
 
     The uncertainty is 0 if all probabilities are 0 or 1, and 1 if all are 1/2.
-
-    Args:
-      scores: f64[N,K], probabilities of the labels.
-      weights: f64[K], weights of the labels.
     """
     present, absent = np.maximum(scores, TINY), np.maximum(1 - scores, TINY)
     return -(scores * np.log2(present) + (1 - scores) * np.log2(absent)) @ (weights / weights.sum())
 
 
 def rarity(positives: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """Return the weight of each label, 1/√(n + 1), where n is the number of training images with the label.
-
-    Args:
-      positives: i64[K], the number of training images with each label.
-    """
+    """Return the weight of each label, 1/√(n + 1), where n is the number of training images with the label."""
     return 1 / np.sqrt(positives + 1)
 
 
@@ -88,14 +80,13 @@ def farthest_first(
     features. The memory in addition to the features is O(N).
 
     Args:
-      candidates: the N images.
-      count: number of images to choose, at most N.
+      count: at most N.
       weights: f64[N], factors of the squared distances; or one number for all.
-      advance: function that is called once per chosen image.
+      advance: is called once per chosen image.
 
     Returns:
-      i64[C], the rows of the chosen images in the order of the choice, and f64[C], the distance of each chosen image to
-      the nearest center at the time of the choice.
+      The rows of the chosen images in the order of the choice, and the distance of each chosen image to the nearest
+      center at the time of the choice.
     """
     features, labeled = candidates.features, candidates.labeled
     squares = _squared_lengths(features)
@@ -124,13 +115,9 @@ def _approach(
     squares: Float32[np.ndarray, " n"],
     centers: Float32[np.ndarray, "m d"],
 ) -> None:
-    """Update the distances to the nearest center in place, for additional centers.
+    """Update the squared distances to the nearest center in place, for additional centers.
 
-    Args:
-      nearest: f32[N], the squared distance of each image to its nearest center.
-      features: f32[N,D], features of the images.
-      squares: f32[N], squared Euclidean norms of the features.
-      centers: f32[M,D], features of the additional centers.
+    `squares` are the squared Euclidean norms of the features.
     """
     gaps = features @ centers.T
     gaps *= -2
@@ -152,13 +139,11 @@ def choose_images(
 
     Args:
       method: one of METHODS.
-      candidates: the images from which to choose.
-      count: number of images to choose.
-      advance: function that is called once per chosen image, to show progress; `uncertain` does not call it.
+      advance: is called once per chosen image, to show progress; `uncertain` does not call it.
 
     Returns:
-      i64[C], the rows of the chosen images in the order in which to label them, and f64[C], their distances as in
-      `farthest_first`. For `uncertain`, the distances are None.
+      The rows of the chosen images in the order in which to label them, and their distances as in `farthest_first`. For
+      `uncertain`, the distances are None.
     """
     if method == "uncertain":
         return np.argsort(-candidates.uncertainty, kind="stable")[:count], None

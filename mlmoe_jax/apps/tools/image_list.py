@@ -47,12 +47,7 @@ class ImageList(NamedTuple):
 def find_images(items: Sequence[str], *, repeats: bool = True) -> ImageList:
     """Return all images that the items of `--images` specify, and log warnings about files that are not used.
 
-    Args:
-      items: files, folders, patterns and lists, see the docstring of this module.
-      repeats: whether an image that is named again is kept.
-
-    Raises:
-      UserError: an item specifies no image.
+    If `repeats`, an image that is named again is kept. Raises UserError if an item specifies no image.
     """
     paths, usages = [], []
     for item in items:

@@ -22,11 +22,8 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     """Write the labels of every split of `config.data` in a format of a labeling tool.
 
-    Args:
-      output: path of the file or folder to write. If there are several splits, {split} stands for the name of a split.
-
-    Raises:
-      UserError: the images are not files, or the format cannot represent their names.
+    In the path `output`, {split} stands for the name of a split. Raises UserError if the images are not files or the
+    format cannot represent their names.
     """
     form, splits = FORMATS[name], open_whole(config)
     if len(splits) > 1 and "{split}" not in output:
@@ -63,22 +60,16 @@ def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -
 
 
 def _difficult_code(form: Format, treatment: str) -> int:
-    """Return the label code that replaces DIFFICULT in the file.
-
-    Args:
-      form: the format. If it can mark difficult labels, the code stays DIFFICULT.
-    """
+    """Return the label code that replaces DIFFICULT in the file; DIFFICULT if the format has a mark for it."""
     if form.holds_difficult:
         return DIFFICULT
     return POSITIVE if treatment == "positive" else NEGATIVE
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the entry of each image of a split: its path and its labels. The labels of an unlabeled image are None.
+    """Yield the entry of each image of a split: its path in the file, and its labels; None if it is unlabeled.
 
-    Args:
-      images: the paths of the images, as they are written to the file.
-      difficult: the label code that replaces DIFFICULT.
+    The code `difficult` replaces DIFFICULT.
     """
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
@@ -88,11 +79,7 @@ def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[La
 
 
 def _losses(split: Split, form: Format, difficult: int) -> Iterator[str]:
-    """Yield sentences about label codes that the format cannot represent, and that are written as another code.
-
-    Args:
-      difficult: the label code that replaces DIFFICULT.
-    """
+    """Yield sentences about label codes that the format cannot represent, and that are written as another code."""
     is_unknown = split.labels == UNKNOWN
     is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
     if unknown := np.count_nonzero(is_unknown):

@@ -41,15 +41,10 @@ SHARD_IMAGES = 1024
 
 
 def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
-    """Pack every split of `config.data` into a few large files.
+    """Pack every split of `config.data` into a few large files, and return a table of the splits to print.
 
-    Args:
-      config: the config.
-      output: the folder to write to, or an address such as gs://bucket/folder.
-
-    Returns:
-      A table of the splits, to print. The exit code is 130 if packing was stopped by a signal. The same command then
-      resumes it.
+    `output` is a folder, or an address such as gs://bucket/folder. The exit code is 130 if packing was stopped by a
+    signal. The same command then resumes it.
 
     Raises:
       UserError: an image is unreadable and `data.bad_images` is not skip, or the folder has other content.
@@ -111,9 +106,8 @@ def _find_complete(
     splits.
 
     Args:
-      folder: the output folder.
       shards: name of each split -> its shards.
-      manifest: the manifest, which is changed and written if a split in it is out of date.
+      manifest: is changed and written if a split in it is out of date.
       skip_bad: whether a shard may lack images that could not be read.
     """
     entries, changed = {}, []
@@ -209,10 +203,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
 def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Write the file of labels of a split, and return the entry of the split for the manifest.
 
-    Args:
-      folder: the output folder.
-      split: the split.
-      entries: the entries of its shards, which are all complete.
+    `entries` are those of its shards, which are all complete.
     """
     left_out = [item["row"] for shard in entries for item in shard["left_out"]]
     rows = np.delete(np.arange(len(split)), left_out)

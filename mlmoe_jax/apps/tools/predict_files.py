@@ -84,10 +84,6 @@ def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
 
     The first process makes the list, because only it has standard input, and sends it to all other processes. If it
     finds no image, it raises UserError, which ends the job.
-
-    Args:
-      items: the values of `--images`.
-      repeats: whether repeated images are kept.
     """
     found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
     return found._replace(paths=distributed.broadcast_from_first(found.paths))
@@ -240,13 +236,8 @@ class ResultRows:
 def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
     """Write the predictions of the readable images to the file of a labeling tool.
 
-    Args:
-      file: the file.
-      target: the target, whose kind is the name of the format.
-      results: the predictions of all images.
-
-    Raises:
-      UserError: the format cannot represent the names of the images or labels.
+    The kind of the target is the name of the format. Raises UserError if the format cannot represent the names of the
+    images or labels.
     """
     form = FORMATS[target.kind]
     form.require(file)
@@ -280,12 +271,7 @@ class _Summary:
                     status(f"error: {printable(result.error)}")
 
     def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the summary to print. If the rows were written to standard output, print it to stderr instead.
-
-        Args:
-          target: the target of the rows.
-          outdated: whether the newest checkpoint is damaged and an older checkpoint was used.
-        """
+        """Return the summary to print. If the rows were written to standard output, print it to stderr instead."""
         labeled = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)
         sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"

@@ -57,10 +57,6 @@ class Level:
 def prune(config: ConfigDict, folder: RunFolder) -> Results:
     """Run the whole pruning procedure in a run folder, and return the metrics of the best level, as fractions.
 
-    Args:
-      config: the config.
-      folder: the run folder. The trainings have run folders below it.
-
     Raises:
       UserError: the config has no prunable prompts or no selection split, or the folder holds a run of another mode.
       loop.Stopped: SIGTERM or Ctrl-C stopped the current training, which was saved.
@@ -100,10 +96,6 @@ def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
     """Copy the files of the best level to the run folder of the pruning.
 
     Checkpoints that an earlier call copied from another level are removed first.
-
-    Args:
-      folder: the run folder of the pruning.
-      best: the run folder of the best level.
     """
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
@@ -128,7 +120,7 @@ def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> 
 
     Args:
       importance: a result of `measure_importance`.
-      prune_config: `config.prune`, which has the fractions `token_levels` and `segment_levels`.
+      prune_config: `config.prune`.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
@@ -160,9 +152,6 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
     The gradients keep their sign, as in the authors' code. The definition in the paper (Michel et al., sec. 4.1) takes
     the absolute value. The weights are constant here, whereas the authors' code updates them at the same time.
 
-    Args:
-      run: the run that was trained with learned masks.
-
     Returns:
       `tokens` f64[P] and `segments` f64[P,S], for P prompts with S segments each.
     """
@@ -182,13 +171,7 @@ def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
-    """Run a training unless it is already finished, and return its results.
-
-    Args:
-      config: the config of the training.
-      folder: the run folder of the training.
-      title: the name of the training in messages.
-    """
+    """Run a training unless it is already finished, and return its results. `title` names it in messages."""
     config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
@@ -202,11 +185,6 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
 
     The columns are the level, the numbers of kept prompts and of kept segments, and for each split the mAP and the
     metric that chooses the level.
-
-    Args:
-      folder: the run folder of the pruning.
-      results: level -> metrics by split.
-      metric: the name of the metric that chooses the level.
     """
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]

@@ -25,14 +25,11 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 def select_images(
     predictor: Predictor, paths: Sequence[str], method: str, count: int, batch_size: int
 ) -> dict[str, dict[str, float | None]]:
-    """Choose images to label next, from the images that have no labels in the data set of the run.
+    """Choose `count` images to label next, from those in `paths` that have no labels in the data set of the run.
 
     Args:
-      predictor: the trained model.
-      paths: paths of the images from which to choose. Repeated paths are ignored.
+      paths: repeated paths are ignored.
       method: one of `acquisition.METHODS`.
-      count: number of images to choose.
-      batch_size: as in `Predictor.embed`.
 
     Returns:
       Path of each chosen image -> rank, uncertainty and distance (keys SELECTION_COLUMNS), sorted by rank. `distance`
@@ -71,17 +68,7 @@ def _require_images(available: int, count: int) -> None:
 def _candidates(
     predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
 ) -> tuple[list[str], Candidates]:
-    """Compute the uncertainty and the features of images.
-
-    Args:
-      predictor: the trained model.
-      labeled: paths of images that have labels.
-      unlabeled: paths of images from which to choose.
-      batch_size: as in `Predictor.embed`.
-
-    Returns:
-      The paths of the readable unlabeled images, and the candidates in the same order.
-    """
+    """Return the paths of the readable unlabeled images, and the candidates in the same order."""
     uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
     is_read = np.isfinite(uncertainty)
     is_labeled = np.arange(len(uncertainty)) < len(labeled)
@@ -109,10 +96,6 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
 
 def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the paths of the labeled images of a data set, and the paths of unlabeled images.
-
-    Args:
-      run: the run, whose config names the data set.
-      paths: paths of images.
 
     Returns:
       The sorted paths of all existing images that have labels in the data set of the run, and the elements of `paths`

@@ -49,7 +49,6 @@ class StepProgram:
     """A jitted training or evaluation step with the shapes of its arguments, ready to be compiled.
 
     Attributes:
-      step: the jitted function.
       arguments: name of an argument -> pytree of `jax.ShapeDtypeStruct`s with shardings.
       batch_size: number of images in the global batch.
       extra_bytes: bytes per device of other arrays, which are not arguments but are in memory while the step runs.
@@ -68,14 +67,10 @@ class Programs:
     """The training and evaluation steps of a config on a mesh.
 
     Args:
-      config: the config.
-      mesh: the device mesh.
       num_labels: number of labels; 0 = the number of labels of the data set.
 
     Attributes:
-      config: the config.
       devices: number of devices of the mesh.
-      num_labels: number of labels.
       state: pytree of the shapes and shardings of the training state.
     """
 
@@ -100,11 +95,7 @@ class Programs:
         """Return the evaluation step for global batches of `size` images, as it runs during a training.
 
         `extra_bytes` accounts for what is also in device memory while the step runs: the part of the training state
-        that the step does not use, the next evaluation batch, and two training batches.
-
-        Args:
-          size: number of images in an evaluation batch.
-          training_size: number of images in a training batch.
+        that the step does not use, the next evaluation batch, and two training batches of `training_size` images.
         """
         batch, state, training_batch = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
@@ -175,12 +166,7 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 
 
 def _parse_size(number: str, unit: str) -> int:
-    """Return a size in bytes.
-
-    Args:
-      number: the number as text, such as "20.5".
-      unit: "K", "M", "G", "T", or "" for bytes.
-    """
+    """Return a size such as "20.5" of the unit "K", "M", "G", "T" or "" in bytes."""
     return round(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
@@ -189,8 +175,6 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
     """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
     Args:
-      program: the step.
-      devices: number of devices.
       capacity: bytes of memory of a device; None if unknown.
       quick: whether to compile with the options QUICK.
 
@@ -231,11 +215,7 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
     """Return approximately the largest size that fits, or 0 if the size 1 does not fit.
 
     The search assumes that all sizes below a fitting size fit. The result is exact up to an eighth of the largest power
-    of two that fits.
-
-    Args:
-      fits: function that returns whether a size fits.
-      start: the size near which the search starts, at least 1.
+    of two that fits. The search starts near `start`, which is at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):
@@ -257,7 +237,6 @@ def check_steps(
     """Compile the training and the evaluation step of a config, and return a report.
 
     Args:
-      config: the config.
       topology: a TPU topology, see `tpu_devices`; "" = the local devices.
       find_batch: whether to search for the largest training batch per device that fits, instead of using
         `train.batch_size`.
@@ -299,10 +278,8 @@ def _examine_steps(
     """Return the reports of `examine` for the training and the evaluation step, with the keys train and eval.
 
     Args:
-      programs: the steps.
       capacity: bytes of memory of a device; None if unknown.
       find_batch: whether to search for the largest training batch that fits; the reports are then about this batch.
-      quick: whether to compile with the options QUICK.
     """
     config, devices = programs.config, programs.devices
 

@@ -90,8 +90,7 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
     """Return a table to print with one row per config, and a table of modules for each config.
 
-    Args:
-      costs: name of a config -> result of `count_cost`.
+    `costs` maps the name of a config to the result of `count_cost`.
     """
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
     columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]

@@ -40,8 +40,7 @@ class Collective(NamedTuple):
 def shape_bytes(shape: str) -> int:
     """Return the number of bytes, without padding, of an array or a tuple of arrays.
 
-    Args:
-      shape: the shape in HLO text, such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`.
+    `shape` is HLO text such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`.
     """
     elements = re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape)
     return sum(
@@ -56,10 +55,6 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
     A collective in a loop is counted once. A pair of `-start` and `-done` operations is one collective. Several fusions
     with the same channel are also one collective, because the TPU compiler may split a collective in this way.
-
-    Args:
-      text: the HLO text of the compiled program.
-      devices: the number of devices for which the program is compiled.
     """
     results = {name: shape for shape, name in _DONE.findall(text)}
     computation, rows = "", {}
@@ -78,11 +73,9 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Return the number of devices in a group of a collective.
+    """Return the number of devices in a group of a collective; all `devices` if the text has no groups.
 
-    Args:
-      attributes: the HLO text after the name of the operation. It has `replica_groups` in one of several forms.
-      devices: the number of all devices, the result if the text has no groups.
+    `attributes` is the HLO text after the name of the operation. It has `replica_groups` in one of several forms.
     """
     if "source_target_pairs=" in attributes:
         return devices if "source_target_pairs={}" not in attributes else 1
