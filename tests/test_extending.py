@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.config import flatten, from_json
 from mlmoe_jax.runtime.keys import format_value
 
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
@@ -147,10 +148,12 @@ def test_the_additions_train_save_restore_and_predict(extended):
     )
     assert (extended / "adapted" / "results.json").exists()
     run = extended / "run"
-    kept = flatten(from_json((run / "config.json").read_text()))
+    kept = json.loads((run / "config.json").read_text())
     for setting in settings():
         key, _, value = setting.removeprefix("--config.").partition("=")
-        assert format_value(kept[key]) == value, "the run used what the page adds"
+        found = reduce(getitem, key.split("."), kept)
+        found = tuple(found) if isinstance(found, list) else found
+        assert format_value(found) == value, "the run used what the page adds"
     assert (run / "labels.txt").read_text().split() == ["even", "prime", "square", "loop"]
     assert 0 <= json.loads((run / "results.json").read_text())["test"]["metrics"]["subset_accuracy@0.5"] <= 1
     assert {"model.bin", "model.json", "load.py", "README.md"} == {
@@ -165,6 +168,8 @@ def test_the_additions_train_save_restore_and_predict(extended):
 # What follows from the declaration of the key of the page, `data.mask`: one line of output for each.
 MEANING = """
 import json, sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.reference import describe_config, reference_page
