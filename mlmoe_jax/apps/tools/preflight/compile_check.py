@@ -77,7 +77,6 @@ class Programs:
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
         self.config, self.devices = config, mesh.size
         parts, self._steps = abstract_steps(config, mesh, num_labels)
-        self.num_labels = self._steps.num_labels
         state = jax.eval_shape(self._steps.initial_state, parts)
         self.state = sharding.abstract_shards(state, mesh, self._steps.label_axes)
 
@@ -106,7 +105,7 @@ class Programs:
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return name -> shape and sharding of each array in a global batch of `size` images; see data/pipeline.py."""
         batch_sharding = NamedSharding(self._steps.mesh, sharding.BATCH)
-        shapes = self._steps.preprocess.batch_shapes(size, self.num_labels)
+        shapes = self._steps.preprocess.batch_shapes(size, self._steps.num_labels)
         return {name: shape.update(sharding=batch_sharding) for name, shape in shapes.items()}
 
 
