@@ -13,7 +13,7 @@ from mlmoe_jax.config.loading import (
     split_references,
     to_json,
 )
-from mlmoe_jax.config.validation import find_unread, find_unused, find_warnings, validate
+from mlmoe_jax.config.validation import find_unread, find_unused, find_warnings, require_changeable, validate
 
 __all__ = [
     "CONFIG_FOLDER",
@@ -29,6 +29,7 @@ __all__ = [
     "option",
     "parse_arg",
     "portable",
+    "require_changeable",
     "set_key",
     "split_references",
     "to_json",

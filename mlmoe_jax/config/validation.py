@@ -19,6 +19,8 @@ from mlmoe_jax.models.heads.catalog import HEADS, head_class
 from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.runtime.keys import format_value
 
+_OF_TRAINED_MODELS = ("data", "image", "score", "measure", "report", "serve")  # the stages that such a model may run
+
 
 def validate(config: ConfigDict) -> None:
     """Raise one UserError that lists all mistakes in the config, if there are any."""
@@ -76,6 +78,15 @@ def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
     """
     entries = {name: entry_named(name) for name in names}
     return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]
+
+
+def require_changeable(names: Iterable[str]) -> None:
+    """Raise UserError if one of the keys `names` cannot have another value than the training of a model."""
+    for name in names:
+        if (entry := entry_named(name)) and "model" in entry.stages:
+            raise UserError(f"--config.{name} cannot differ from the trained run's; leave it out")
+        if find_unread([name], _OF_TRAINED_MODELS):
+            raise UserError(f"--config.{name} has no effect on a trained model; leave it out")
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:

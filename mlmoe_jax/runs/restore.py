@@ -17,7 +17,6 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.config.table import entry_named
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
@@ -60,8 +59,6 @@ from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, remove_paddin
 _logger = logging.getLogger(__name__)
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-# The stages that a trained model may still run.
-_STAGES = ("data", "image", "score", "measure", "report", "serve")
 
 
 @dataclass(frozen=True)
@@ -247,12 +244,7 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
-    keys = [key for key, _ in overrides]
-    for key in keys:
-        if (entry := entry_named(key)) and "model" in entry.stages:
-            raise UserError(f"--config.{key} cannot differ from the trained run's; leave it out")
-    for key in configuration.find_unread(keys, _STAGES):
-        raise UserError(f"--config.{key} has no effect on a trained model; leave it out")
+    configuration.require_changeable([key for key, _ in overrides])
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     space = read_label_space(folder)

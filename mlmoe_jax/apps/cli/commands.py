@@ -92,14 +92,20 @@ def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str) -> None
 
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
-    _warn_of_unread(overrides, mode)
+    _warn_of_unread(overrides, mode, trained=False)
 
 
-def _warn_of_unread(overrides: KeyValues, mode: str) -> None:
-    """Log a warning about each key of the command line that no stage of `mode` reads."""
-    from mlmoe_jax.config import find_unread
+def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) -> None:
+    """Log a warning about each key of the command line that no stage of `mode` reads.
 
-    for key in find_unread([key for key, _ in overrides], COMMANDS[mode].stages):
+    Raises UserError if a key cannot be set for a trained model, and the model of the command is `trained`.
+    """
+    from mlmoe_jax.config import find_unread, require_changeable
+
+    keys = [key for key, _ in overrides]
+    if trained:
+        require_changeable(keys)
+    for key in find_unread(keys, COMMANDS[mode].stages):
         logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
@@ -389,7 +395,7 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, FORMATS)
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-    _warn_of_unread(overrides, "predict")
+    _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
     open_predictor, place = _model_to_predict(flags, overrides)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
