@@ -68,10 +68,11 @@ class Meaning:
     shared: str = ""
 
     def __post_init__(self):
-        known = (*STAGES, *ON_RESUME, *SHARED, "")
-        for name in (*self.stages, self.on_resume, self.shared):
-            if name not in known:
-                raise ValueError(f"{name} is no stage, and nothing that happens on resume or is shared")
+        given = [(stage, STAGES) for stage in self.stages]
+        given += [(self.on_resume, ON_RESUME), (self.shared, SHARED)]
+        for name, known in given:
+            if name and name not in known:
+                raise ValueError(f"'{name}' is none of {', '.join(known)}")
 
 
 @dataclass(frozen=True)

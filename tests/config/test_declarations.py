@@ -89,8 +89,9 @@ def test_an_entry_inherits_what_it_does_not_give():
     assert deep.only_if == {"outer.kind": ("a",), "outer.inner.other": ("b",)}
     assert (deep.stages, deep.on_resume, deep.shared) == (("train",), "free", "default")
     assert (own.stages, own.on_resume, own.only_if) == (("score",), "reported", {"far.key": ("c",)})
-    with pytest.raises(ValueError, match="trian is no stage"):
-        TextKey("", "Wrong.", stages=("trian",))
+    for wrong in ({"stages": ("trian",)}, {"on_resume": "train"}, {"shared": "free"}):
+        with pytest.raises(ValueError, match="is none of"):
+            TextKey("", "Wrong.", **wrong)
 
 
 def test_entries_of_a_registry_share_a_key_or_have_different_ones():
