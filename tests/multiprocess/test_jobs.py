@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from helpers.jobs import Job, until
 from helpers.runs import assert_same_training, same_rows
-from helpers.scored_run import stored_metrics
+from helpers.scored_run import stored_metrics, stored_scores
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.formats import dump_json
@@ -37,7 +36,7 @@ def checkpoints(folder: Path) -> list[int]:
 
 
 def scores(folder: Path) -> np.ndarray:
-    return np.concatenate([split.scores for split in read_scores(RunFolder(folder)).values()])
+    return np.concatenate([split.scores for split in stored_scores(RunFolder(folder)).values()])
 
 
 def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:

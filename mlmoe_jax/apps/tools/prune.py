@@ -31,7 +31,8 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.evaluation.results import Results
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.params import Params
@@ -246,7 +247,7 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
       title: the name of the training in messages.
     """
     config_of_run(config, folder)
-    if (finished := training_results(folder)) is not None:
+    if (finished := StoredRun(folder).final_metrics) is not None:
         status(f"{title}: already finished")
         return finished
     status(title)
