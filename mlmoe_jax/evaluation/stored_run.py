@@ -23,8 +23,8 @@ from mlmoe_jax.evaluation.results import (
     metric_scores,
     read_split_results,
 )
+from mlmoe_jax.runs.decisions import Thresholds, stored_thresholds
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, RunFolder, read_config, read_label_space
-from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
 
 
 class StoredRun:

@@ -26,10 +26,10 @@ from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.decisions import Thresholds
 from mlmoe_jax.runs.folder import RunFolder, training_finished
 from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.restore import open_run
-from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
 

@@ -20,8 +20,8 @@ from mlmoe_jax.evaluation.metrics import multilabel, ranking
 from mlmoe_jax.evaluation.metrics.reliability import reliability
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
 

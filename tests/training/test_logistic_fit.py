@@ -16,9 +16,9 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.evaluate import evaluate_run
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import LATEST, open_run
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training import training_data
 from mlmoe_jax.training.logistic import fit as classifier_fit

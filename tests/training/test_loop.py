@@ -12,9 +12,9 @@ from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_run
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.training import loop
 from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import train

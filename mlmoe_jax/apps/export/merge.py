@@ -32,17 +32,17 @@ def merge_run(run: Run) -> Run:
     exact, config = copy.deepcopy(run.config), copy.deepcopy(run.config)
     exact.model.dtype = "float32"
     config.model.adapters, config.model.backbone.weights = ConfigDict(), "none"
-    values = jax.device_get(remove_padding({**run.values, **run.frozen}, run.label_axes))
+    values = jax.device_get(remove_padding(run.everything, run.label_axes))
     wide = {path: jnp.asarray(value, jnp.float32) for path, value in values.items()}
     model = merge_adapters(abstract_parts(exact, run.label_space).definition.merge(wide))
     _, params, stats = ModelDef.split(model)
     parts, everything = abstract_parts(config, run.label_space), {**params, **stats}
     trained, frozen = (
         shard_tree({path: everything[path] for path in paths}, run.mesh, run.label_axes)
-        for paths in ({**parts.trainable, **parts.stats}, parts.frozen)
+        for paths in (parts.learned, parts.frozen)
     )
     definition = evaluated_definition(config, parts, run.label_space)
     merged = replace(run, config=config, definition=definition, values=trained, frozen=frozen)
-    label, weights = jax.jit(program_of(merged)), {**merged.values, **merged.frozen}
+    label, weights = jax.jit(program_of(merged)), merged.everything
     status(f"adapters merged, {require_equal(run, lambda images: label(weights, images))}")
     return merged

@@ -9,8 +9,8 @@ from mlmoe_jax.apps.tools.fit_thresholds import changing_thresholds, fit_table, 
 from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity

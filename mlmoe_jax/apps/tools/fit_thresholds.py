@@ -16,10 +16,10 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.shared_model import is_untrained, read_origin
-from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table

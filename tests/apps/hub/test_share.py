@@ -24,9 +24,9 @@ from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared_model import FILES, LAYOUT, run_folder, selection_origin
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection

@@ -22,8 +22,8 @@ from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.training.selection import Selection
 
 

@@ -27,10 +27,10 @@ from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
-from mlmoe_jax.models.calibration import probabilities, to_logits
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, to_logits, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers

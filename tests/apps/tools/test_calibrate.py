@@ -11,8 +11,8 @@ from mlmoe_jax.apps.tools.calibrate import calibrate_run
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds, write_fixed
 from mlmoe_jax.runs.folder import RunFolder, read_config
-from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
 
 
 @pytest.fixture
