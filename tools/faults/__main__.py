@@ -40,7 +40,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.faults.arrays import array_digests, newest_checkpoint
 from tools.faults.program import Ended, Program
 
 Case = tuple[str, str, bool, str]  # part, name, held, observation
@@ -57,14 +56,24 @@ SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 def differences(run: Path, whole: Path) -> list[str]:
     """Return the differences between two finished run folders; see the module."""
     changed = [name for name in FILES if _content(run / name) != _content(whole / name)]
-    ours, theirs = (newest_checkpoint(folder) / "notes" / "metadata" for folder in (run, whole))
+    ours, theirs = (_newest(folder) / "notes" / "metadata" for folder in (run, whole))
     if ours.parents[1].name != theirs.parents[1].name or ours.read_bytes() != theirs.read_bytes():
         changed.append("notes of the last checkpoint")
-    if array_digests(run) != array_digests(whole):
+    if _array_digests(run) != _array_digests(whole):
         changed.append("arrays of the last checkpoint")
     if _rows(run) != _rows(whole):
         changed.append("metrics.jsonl")
     return changed + [f"left: {path.relative_to(run)}" for path in run.rglob("*") if "tmp" in path.name]
+
+
+def _array_digests(run: Path) -> dict:
+    """Return the result of `arrays.array_digests`, of a new process: this one forks, so it must not start JAX."""
+    command = [sys.executable, "-m", "tools.faults.arrays", str(run.resolve())]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def _newest(run: Path) -> Path:
+    return max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
 
 
 def _content(path: Path) -> bytes | None:
@@ -115,9 +124,7 @@ def _wrong_end(ended: Ended, number: int, moment: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ damage
 def _largest(run: Path) -> Path:
-    return max(
-        (p for p in (newest_checkpoint(run) / "state").rglob("*") if p.is_file()), key=lambda path: path.stat().st_size
-    )
+    return max((p for p in (_newest(run) / "state").rglob("*") if p.is_file()), key=lambda path: path.stat().st_size)
 
 
 def _flip(path: Path) -> None:
@@ -133,9 +140,9 @@ def _append(path: Path, content: bytes) -> None:
 # One of each kind of file, since the tests of tests/runs and tests/evaluation damage every file in every way.
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "a bit of an array": lambda run: _flip(_largest(run)),
-    "notes {}": lambda run: (newest_checkpoint(run) / "notes" / "metadata").write_text("{}"),
+    "notes {}": lambda run: (_newest(run) / "notes" / "metadata").write_text("{}"),
     "a damaged line of metrics.jsonl": lambda run: _append(run / "metrics.jsonl", b"\xff\xfe\n"),
-    "all arrays deleted": lambda run: shutil.rmtree(newest_checkpoint(run) / "state"),
+    "all arrays deleted": lambda run: shutil.rmtree(_newest(run) / "state"),
     "half a row in metrics.jsonl": lambda run: _append(run / "metrics.jsonl", b'{"step": 9, "lo'),
     "config.json is no UTF-8": lambda run: (run / "config.json").write_bytes(b"\xff\xfe{}"),
     "labels.txt has other labels": lambda run: (run / "labels.txt").write_text("a\nb\n"),

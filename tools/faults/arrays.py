@@ -1,6 +1,11 @@
-"""The arrays of a stored checkpoint."""
+"""The arrays of a stored checkpoint.
+
+python -m tools.faults.arrays RUN
+"""
 
 import hashlib
+import json
+import sys
 from pathlib import Path
 
 import jax
@@ -29,3 +34,7 @@ def _digests(item: epath.Path) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="/"): hashlib.sha256(np.asarray(array).tobytes()).hexdigest()
         for path, array in jax.tree_util.tree_leaves_with_path(arrays)
     }
+
+
+if __name__ == "__main__":
+    print(json.dumps(array_digests(Path(sys.argv[1]))))
