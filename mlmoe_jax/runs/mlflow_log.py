@@ -32,7 +32,7 @@ _FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # text
 _LONGEST = 6000  # characters of a parameter
 _PATIENCE = 60.0  # seconds for the last rows
 
-Results = Mapping[str, Mapping[str, float]]  # split -> metric -> value
+_Results = Mapping[str, Mapping[str, float]]  # split -> metric -> value
 
 
 class MLflowRun:
@@ -69,7 +69,7 @@ class MLflowRun:
             raise UserError(f"log.mlflow={address} cannot be used ({reason_of(error)})") from error
         self._id = stored["id"]
         self._rows = deque(folder.rows())
-        self._results: Results | None = None
+        self._results: _Results | None = None
         self._ending = self._warned = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -80,7 +80,7 @@ class MLflowRun:
         self._rows.append(row | {"time": time.time()})
         self._wake.set()
 
-    def close(self, results: Results | None = None) -> None:
+    def close(self, results: _Results | None = None) -> None:
         """Send the last rows and end the run: as finished, with its results and files, or as stopped without results.
 
         A failure is logged as a warning, and so are rows that take longer than _PATIENCE.
@@ -147,7 +147,7 @@ class MLflowRun:
         mlflow.end_run()
 
 
-def send_results(folder: RunFolder, config: ConfigDict, results: Results) -> None:
+def send_results(folder: RunFolder, config: ConfigDict, results: _Results) -> None:
     """Send a finished training to MLflow: its rows, results and files. Do nothing if `log.mlflow` is empty.
 
     Errors are logged as warnings, not raised, because the run itself is complete.
