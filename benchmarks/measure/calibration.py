@@ -27,7 +27,7 @@ from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.models.calibration import to_logits
+from mlmoe_jax.runs.decisions import to_logits
 
 METHODS = ("temperature", "platt")
 MISS_RATES = (0.05, 0.1, 0.2)

@@ -32,7 +32,7 @@ from benchmarks.report import CONFIDENCE, ROOT, over_seeds, t_interval, write_be
 from mlmoe_jax.apps.papers.grid import point_name
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.evaluation.results import training_results
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.table import Table
 
@@ -143,7 +143,7 @@ def compare(method: str, options: Options) -> dict:
 
     splits = {"tuned_on": "val", "measured_on": "test"}
     rate, folders, _, common = trainings.compare(options.rates, chosen, options.seeds, np.arange(LABELS), **splits)
-    results = [training_results(RunFolder(folder)) for folder in folders]
+    results = [StoredRun(RunFolder(folder)).final_metrics for folder in folders]
     values = {split: [one[split]["mAP"] for one in results] for split in SPLITS}
     return {"rate": rate, "tuning": common["tuning"], **values}
 

@@ -36,7 +36,7 @@ from benchmarks.report import over_seeds, publish
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import read_labels
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.table import Table
 
@@ -166,7 +166,7 @@ def compare(method: str, rates: tuple[float, ...], options: Options, columns: np
     return {
         "rate": best[0],
         "epochs": best[1],
-        "classes": [read_labels(RunFolder(folders[-1]))[column] for column in columns],
+        "classes": [StoredRun(RunFolder(folders[-1])).labels[column] for column in columns],
         **{key: [float(values[key][0]) for values, _ in metrics] for key in METRICS},
         **{key: [one.get(key, float("nan")) for one in gaps] for key in GAPS},
         "AP": np.mean([per_class[0] for _, per_class in metrics], axis=0).tolist(),

@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from benchmarks.report import progress
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
-from mlmoe_jax.evaluation.results import SplitScores, read_scores
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
@@ -37,7 +38,8 @@ def run(config: ConfigDict, folder: Path) -> dict[str, SplitScores]:
         began = time.process_time()
         train(config, run_folder)
         run_folder.write_json(TIMES, {"cpu_seconds": round(time.process_time() - began, 1)})
-    return read_scores(run_folder)
+    run = StoredRun(run_folder)
+    return {name: run.split(name) for name in run.scored_splits}
 
 
 def compute_features(config: ConfigDict) -> None:

@@ -18,10 +18,10 @@ from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
+from mlmoe_jax.runs.decisions import stored_thresholds
 from mlmoe_jax.runs.folder import RESULTS, RunFolder
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.restore import BEST, Run, open_run
-from mlmoe_jax.runs.thresholds import stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status

@@ -29,8 +29,8 @@ from mlmoe_jax.evaluation.results import (
     write_scores,
     write_split_results,
 )
+from mlmoe_jax.runs.decisions import Thresholds
 from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, SKIPPED, RunFolder, training_finished
-from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Table

@@ -5,8 +5,8 @@
     {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
 
 Training and `mlmoe eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
-for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module is the only one
-that reads or writes these files. Shape letters: N images, K labels.
+for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module writes these files,
+and `stored_run.py` reads them. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.split import SkippedImages, Split, name_units
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.models.consistency import Consistency
-from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder, training_finished
+from mlmoe_jax.runs.folder import RESULTS, SCORES, RunFolder
 from mlmoe_jax.runtime.formats import read_rows
 
 FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
@@ -173,78 +172,15 @@ class SplitResult:
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json, split -> entry.
+    """Return the entries of results.json, split -> entry; {} if the file is missing.
 
     Raises:
-      UserError: the file is missing or damaged.
+      UserError: the file is damaged.
     """
-    folder.require()
-    if not (folder / RESULTS).exists():
-        raise UserError(f"{folder} has no {RESULTS}; run mlmoe eval --workdir={folder}, or let its training finish")
-    return _stored(folder)
-
-
-def _stored(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json, split -> entry; {} if the file is missing."""
     if not (folder / RESULTS).exists():
         return {}
     with folder.reading(RESULTS):
         return {split: SplitResult.from_json(entry) for split, entry in folder.read_json(RESULTS).items()}
-
-
-def read_results(folder: RunFolder) -> Results:
-    """Return the metrics in results.json, split -> metric -> fraction.
-
-    Raises:
-      UserError: the file is missing or damaged.
-    """
-    return {split: entry.metrics for split, entry in read_split_results(folder).items()}
-
-
-def training_results(folder: RunFolder) -> Results | None:
-    """Return the metrics of a run as `read_results` does; None if its training is not finished."""
-    return read_results(folder) if training_finished(folder) else None
-
-
-def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
-    """Return the scores of all evaluated splits, split -> scores.
-
-    Raises:
-      UserError: the folder has no scores, or a file is damaged.
-    """
-    entries = {split: entry for split, entry in read_split_results(folder).items() if entry.scores}
-    if not entries:
-        raise UserError(f"{folder} has results, but no scores of images; run mlmoe eval on the run folder itself")
-    return {split: _read_file(folder, entry.scores, split) for split, entry in entries.items()}
-
-
-def _read_file(folder: RunFolder, name: str, split: str) -> SplitScores:
-    folder.inside(name)  # results.json may be from somebody else
-    with folder.reading(name):
-        stored = folder.read_npz(name)
-        scored = SplitScores(split, stored["ids"], stored["scores"], stored["labels"], stored.get("groups"))
-        names = [scored.ids] if scored.groups is None else [scored.ids, scored.groups]
-        if scored.scores.ndim != 2 or scored.scores.shape != scored.codes.shape:
-            raise ValueError("it should hold a score and a code of each image and label")
-        if any(one.shape != scored.scores.shape[:1] for one in names):
-            raise ValueError("it should hold a name of each image")
-        return scored
-
-
-def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
-    """Return `splits[name]`, where `splits` is a result of `read_scores`; UserError if it has no such split."""
-    if name not in splits:
-        raise UserError(
-            f"{folder} has scores of {', '.join(splits)}, not of {name}; run mlmoe eval --workdir={folder} "
-            f"--config.data.test_splits={name}"
-        )
-    return splits[name]
-
-
-def read_labels(folder: RunFolder) -> tuple[str, ...]:
-    """Return the label names of a run in their order; UserError if the folder has no label names."""
-    folder.require(LABELS)
-    return tuple(folder.read_text(LABELS).removesuffix("\n").split("\n"))
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
@@ -266,7 +202,7 @@ def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *
       entries: split -> its new entry.
       keep_others: whether the entries of other splits are kept. The end of a training replaces all entries.
     """
-    kept = _stored(folder) if keep_others else {}
+    kept = read_split_results(folder) if keep_others else {}
     if "test" in entries and "test_shift" in kept:
         kept["test_shift"].metrics.pop(FALL, None)  # it refers to the results on test that are replaced
     folder.write_json(RESULTS, {split: asdict(entry) for split, entry in {**kept, **entries}.items()})

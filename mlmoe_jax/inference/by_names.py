@@ -56,7 +56,7 @@ class NamesOrigin(Origin):
             label_space=space,
             preprocess=preprocess,
             definition=parts.definition,
-            values=shard_tree({**parts.trainable, **parts.stats}, mesh, axes),
+            values=shard_tree(parts.learned, mesh, axes),
             frozen=shard_tree(parts.frozen, mesh, axes),
             mesh=mesh,
             label_axes=axes,

@@ -34,8 +34,7 @@ class FeatureExtractor:
     def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
         """Create the extractor and place the backbone on the mesh. Values of the head may be ShapeDtypeStructs."""
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
-        values = {**parts.trainable, **parts.frozen, **parts.stats}
-        backbone = {path: value for path, value in values.items() if path.startswith("backbone/")}
+        backbone = {path: value for path, value in parts.values.items() if path.startswith("backbone/")}
         self.values = shard_tree(backbone, mesh)
         self.step = make_feature_step(parts.definition, preprocess, mesh)
         self.batch_size = config.eval.batch_size * mesh.size

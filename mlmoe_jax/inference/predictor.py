@@ -21,10 +21,10 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
-from mlmoe_jax.models.consistency import Consistency, Scores
+from mlmoe_jax.models.consistency import Scores
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
@@ -70,7 +70,7 @@ class Predictor:
     Args:
       run: the trained model.
       thresholds: label -> minimum probability for assigning the label.
-      source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`; None if they were not fitted.
+      source: how the thresholds were fitted, as in `runs.decisions.Thresholds`; None if they were not fitted.
       version: the model version to write into predictions for labeling tools.
       ranked: whether labels are assigned by their ranks among the images of a call, not by thresholds. This is the
         default for a model of label names that is neither trained nor has fitted thresholds.
@@ -88,7 +88,7 @@ class Predictor:
         self.ranked = ranked
         self.names, self.source, self.version = run.label_space.names, source or {}, version
         tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
-        consistency = Consistency.of(tree, Thresholds(dict(thresholds)).limits(self.names), len(self.names))
+        consistency = Thresholds(dict(thresholds)).consistency(self.names, tree)
         self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
         self.thresholds = consistency.limits
         self._data = run.config.data.copy_and_resolve_references()
@@ -119,7 +119,7 @@ class Predictor:
         # before the model, which takes longer to read
         stored = (stored_thresholds(folder) or Thresholds({})) if replaced else read_thresholds(folder)
         run = open_run(folder, pairs, which=checkpoint)
-        used = _used_thresholds(stored, run, replaced=replaced)
+        used = stored.used(run.config, run.label_space.names, replaced=replaced)
         if used.calibration:
             correction = used.correction(run.label_space.names)
             run = replace(run, scores=Scores(correction))
@@ -316,24 +316,6 @@ class Predictor:
 
     def _by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
         return None if values is None else dict(zip(self.names, values.tolist(), strict=True))
-
-
-def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresholds:
-    """Return the thresholds and the calibration that a run uses for prediction.
-
-    Args:
-      stored: the thresholds and the calibration in the run folder.
-      run: the run. The calibration is used only if `calibration.use` of its config is true.
-      replaced: whether the user set `eval.threshold`. If True, its value replaces all stored thresholds.
-    """
-    names, threshold = run.label_space.names, float(run.config.eval.threshold)
-    calibration = stored.calibration if run.config.calibration.use else {}
-    if replaced:
-        return Thresholds.fixed(names, threshold, calibration)
-    if stored.source and stored.calibration and not calibration:
-        status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
-        return Thresholds.fixed(names, threshold)
-    return replace(stored, calibration=calibration)
 
 
 def require_finite(logits: np.ndarray) -> None:

@@ -9,25 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import logit
 
 from mlmoe_jax.runtime.array_types import Floats
-
-_LIMITS = -104.0, 25 * np.log(2)  # logits of the numbers that float32 rounds to 0 and to 1
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
     """Return the sigmoid of logits [...] as f64[...], without overflow."""
     logits = np.asarray(logits, np.float64)
     return np.exp(-np.logaddexp(0, -logits))
-
-
-def to_logits(scores: np.ndarray) -> Floats:
-    """Return the logits f64[...] of stored probabilities [...].
-
-    The logits are finite. Probabilities that float32 rounded to 0 or 1 get the limits in _LIMITS.
-    """
-    return np.clip(logit(np.asarray(scores, np.float64)), *_LIMITS)
 
 
 @dataclass(frozen=True, eq=False)

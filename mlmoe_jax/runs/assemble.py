@@ -63,6 +63,16 @@ class Parts:
     stats: Params
     unpublished: frozenset[str] = field(metadata={"static": True})
 
+    @property
+    def learned(self) -> Params:
+        """What training changes and a checkpoint has: the trainable parameters and the statistics."""
+        return {**self.trainable, **self.stats}
+
+    @property
+    def values(self) -> Params:
+        """All values of the model."""
+        return {**self.learned, **self.frozen}
+
     @cached_property
     def fingerprint(self) -> str:
         """The hexadecimal sha256 of the frozen parameters; see `params.fingerprint`."""

@@ -5,10 +5,10 @@ A checkpoint has four items:
     state     step, trainable, stats, optimizer, averages: everything from which training resumes
     selected  the values for evaluation and prediction
     notes     plain JSON, such as the best metric so far
-    digests   the step, and a sha256 of the notes and of every array, see `digests.py`
+    digests   the step, and a sha256 of every file, see `digests.py`
 
-Orbax stores no checksum of array data, so it would silently restore flipped bits. If the digests of a checkpoint
-differ, or it belongs to another step, the previous checkpoint is used.
+Orbax stores no checksum of array data, so it would silently restore flipped bits. If a file differs from its digest, or
+the checkpoint belongs to another step, the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
     with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), disk_errors_explained(path):
-        manager = ocp.CheckpointManager(path, options=options)
+        manager = ocp.CheckpointManager(path, options=options, handler_registry=_handlers())
     try:
         try:
             yield manager
@@ -81,6 +81,14 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
         if writing:
             _remove_partial(path)
         raise
+
+
+def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """Return the handlers of the items, in the order in which Orbax finalizes a checkpoint."""
+    trees = {name: ocp.PyTreeCheckpointHandler() for name in ("state", "selected")}
+    registry = ocp.handlers.create_default_handler_registry(**trees, notes=ocp.JsonCheckpointHandler())
+    registry.add(digests.ITEM, digests.Save, digests.Handler())
+    return registry
 
 
 def _close(manager: ocp.CheckpointManager) -> None:
@@ -130,12 +138,11 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
         # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
         state, selected = jax.block_until_ready(copy_tree((state, selected)))
-    plain = {"step": step, "notes": digests.json_digest(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),
         selected=ocp.args.PyTreeSave(selected),
         notes=ocp.args.JsonSave(notes),
-        digests=digests.Save(plain, {"state": state, "selected": selected}),
+        digests=digests.Save(step),
     )
     with disk_errors_explained(manager.directory):
         manager.save(step, args=items)
@@ -210,35 +217,21 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
       items: name of an item -> tree of arrays or ShapeDtypeStructs.
     """
     heartbeat()
-    args = {name: _restore_args(tree) for name, tree in items.items()}
-    args |= {"notes": ocp.args.JsonRestore(), "digests": digests.Restore()}
-    restored = {}
-    try:
-        stored = manager.restore(step, args=ocp.args.Composite(**args))
-        restored = {name: stored[name] for name in (*items, "notes")}
-        damage = _difference(step, stored["notes"], stored["digests"]) or digests.damage(
-            {name: stored[name] for name in items}, stored["digests"]
-        )
-    except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
-        reason = error.__cause__ or error
-        damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
+    args = {name: _restore_args(tree) for name, tree in items.items()} | {"notes": ocp.args.JsonRestore()}
+    restored, damage = {}, ""
+    if distributed.is_first():
+        damage = digests.damage(manager.directory / str(step), step, args.keys())
+    if not (damage := distributed.broadcast_from_first(damage)):
+        try:
+            stored = manager.restore(step, args=ocp.args.Composite(**args))
+            restored = {name: stored[name] for name in args}
+        except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
+            reason = error.__cause__ or error
+            damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
     if damages := [damage for damage in distributed.gather(damage) if damage]:
         status(f"checkpoint {step} is damaged and was skipped: {damages[0]}")
         return None
     return restored
-
-
-def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str:
-    """Describe how the step or the notes of a checkpoint differ from the saved ones; return "" if they are equal.
-
-    Args:
-      step: the step in the name of the checkpoint.
-      notes: the restored notes.
-      stored: the restored digests, with the saved step and the digest of the saved notes.
-    """
-    if stored["step"] != step:
-        return f"it is the checkpoint of step {stored['step']}"
-    return "" if stored["notes"] == digests.json_digest(notes) else "its notes differ from the saved ones"
 
 
 def newest_notes(folder: RunFolder) -> dict[str, Any]:
@@ -249,11 +242,8 @@ def newest_notes(folder: RunFolder) -> dict[str, Any]:
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
     for step in sorted(steps, reverse=True):
-        with contextlib.suppress(UserError, KeyError):
-            notes = folder.read_json(f"{CHECKPOINTS}/{step}/notes/metadata")
-            stored = folder.read_json(f"{CHECKPOINTS}/{step}/digests/metadata")
-            if not _difference(step, notes, stored):
-                return notes
+        if not digests.damage(path / str(step), step, ("notes",)):
+            return folder.read_json(f"{CHECKPOINTS}/{step}/notes/metadata")
     return {}
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import re
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,27 @@ from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runs.folder import CONFIG, LABELS, PER_CLASS, RESULTS, STARTS, TABLE, THRESHOLDS, RunFolder
 from mlmoe_jax.runtime.version import __version__
 
-_logger = logging.getLogger(__name__)
-
 MLFLOW = "mlflow.json"  # the address and the id of the run
 EXPERIMENT = "mlmoe_jax"  # unless the environment names one
-_EVERY_ROW = "epoch"  # a metric that every row has
+_LIMITS = {  # of a server, whose defaults are minutes; the last prints to stdout, which has results only
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # texts, without names of images
-_MOST_PARAMETERS, _MOST_METRICS, _LONGEST = 100, 1000, 6000  # in a call to MLflow; characters of a parameter
+_LONGEST = 6000  # characters of a parameter
+_PATIENCE = 60.0  # seconds for the last rows
+
+_Results = Mapping[str, Mapping[str, float]]  # split -> metric -> value
 
 
 class MLflowRun:
     """A run of MLflow that records a training.
 
-    The id of the run is stored in the run folder, so that a resumed training continues the run. Rows of metrics are
-    sent in a background thread, so that a slow server does not delay the training. At the start and at the end, rows of
-    the run folder that are missing on the server are sent. No row is sent twice, because MLflow would keep both copies.
+    A thread sends the rows in their order, so a slow or dead server does not delay the training. If MLflow does not
+    take a row, it is tried again with the next one. A resumed training continues the run, whose id is in the run
+    folder, after the last row that MLflow has: rows that it computes again are not sent again. A row or a result that
+    arrives twice has the same step, time and value, and MLflow keeps one of the two.
 
     Args:
       folder: the run folder.
@@ -43,134 +49,114 @@ class MLflowRun:
       config: the config of the run.
 
     Raises:
-      UserError: the server cannot be used, or the run on the server cannot be used.
+      UserError: a new run cannot be created.
     """
 
     def __init__(self, folder: RunFolder, address: str, config: ConfigDict):
-        from mlflow import MlflowClient
+        import mlflow
 
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default waits for minutes
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # which has results only
-        self._folder = folder
-        self._address = address
-        self._thread = ThreadPoolExecutor(1, "mlflow")
-        self._warned = False
-        with self._explained():
+        for name, value in _LIMITS.items():
+            os.environ.setdefault(name, value)
+        self._folder, self._address = folder, address
+        stored = folder.read_json(MLFLOW) if (folder / MLFLOW).exists() else {}
+        try:
             uri, artifacts = _store(address)
-            self._client = MlflowClient(uri)
-            stored = folder.read_json(MLFLOW) if (folder / MLFLOW).exists() else {}
-            if stored.get("uri") == uri:
-                self._id = stored["id"]
-                self._client.update_run(self._id, "RUNNING")
-            else:
-                self._id = self._create(config, artifacts)
-                folder.write_json(MLFLOW, {"uri": uri, "id": self._id})
-            self._steps = self._send_missing()
+            mlflow.set_tracking_uri(uri)
+            if stored.get("uri") != uri:
+                stored = {"uri": uri, "id": _create(folder.path.name, config, artifacts)}
+                folder.write_json(MLFLOW, stored)
+        except Exception as error:  # MLflow and the libraries of its stores raise their own types
+            raise UserError(f"log.mlflow={address} cannot be used ({reason_of(error)})") from error
+        self._id = stored["id"]
+        self._rows = deque(folder.rows())
+        self._results: _Results | None = None
+        self._ending = self._warned = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread.start()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Send a row of metrics in the background, unless the server has the row.
+        """Send a row of metrics in the background. The first failure is logged as a warning."""
+        self._rows.append(row | {"time": time.time()})
+        self._wake.set()
 
-        The first failure is logged as a warning. Later failures are not reported.
-        """
-        if row["step"] not in self._steps:
-            self._thread.submit(self._try_to_send, row | {"time": time.time()})
+    def close(self, results: _Results | None = None) -> None:
+        """Send the last rows and end the run: as finished, with its results and files, or as stopped without results.
 
-    def close(self) -> None:
-        """Send the rows that are missing on the server, and mark the run as ended without results.
-
-        Errors are logged as warnings, not raised.
-        """
-        self._thread.shutdown()
-        with _warning(), self._explained():
-            self._send_missing()
-            self._client.set_terminated(self._id, "KILLED")
-
-    def finish(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Send the results and the files that describe the run, and mark the run as finished.
+        A failure is logged as a warning, and so are rows that take longer than _PATIENCE.
 
         Args:
-          results: split -> metric -> value.
-
-        Raises:
-          UserError: the server cannot be used.
+          results: the results of a finished training.
         """
-        numbers = {_name(f"{split}/{name}"): value for split, row in results.items() for name, value in row.items()}
-        with self._explained():
-            known = self._client.get_run(self._id).data.metrics
-            new = {name: value for name, value in numbers.items() if not math.isnan(value) and known.get(name) != value}
-            self._client.log_batch(self._id, metrics=_metrics(new, max(self._steps, default=0), time.time()))
-            for name in _FILES:
-                if (self._folder / name).exists():
-                    self._client.log_text(self._id, self._folder.read_text(name), name)
-            self._client.set_terminated(self._id, "FINISHED")
+        self._results, self._ending = results, True
+        self._wake.set()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            self._warn("it is too slow")
 
-    # ----------------------------------------------------------------------------------------------------------- calls
-    def _create(self, config: ConfigDict, artifacts: str | None) -> str:
-        """Create a run whose parameters are the keys of the config, and return the id of the run."""
-        from mlflow.entities import Param
+    def _warn(self, reason: str) -> None:
+        again = f"the same command, or after removing {self._folder / MLFLOW} a new run, sends the rest"
+        logging.getLogger(__name__).warning(
+            f"log.mlflow={self._address}: {reason}; {again if self._ending else 'it will be tried again'}"
+        )
 
-        client, values = self._client, flatten(config)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        known = client.get_experiment_by_name(name)
-        experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
-        tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in REQUIRED}}
-        created = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
-        parameters = [Param(key, str(value)[:_LONGEST]) for key, value in values.items()]
-        for start in range(0, len(parameters), _MOST_PARAMETERS):
-            client.log_batch(created, params=parameters[start : start + _MOST_PARAMETERS])
-        return created
+    # -------------------------------------------------------------------------------------------------- in the thread
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            self._wake.wait()
+            self._wake.clear()
+            ending = self._ending
+            try:
+                self._send_rows()
+                if ending:
+                    self._end()
+            except Exception as error:  # see `__init__`
+                if ending or not self._warned:
+                    self._warn(reason_of(error))
+                self._warned = True
 
-    def _send_missing(self) -> set[int]:
-        """Send the rows of the run folder that are missing on the server.
+    def _send_rows(self) -> None:
+        import mlflow
 
-        Return the steps of all rows that are then on the server.
-        """
-        steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
-        missing = [row for row in self._folder.rows() if row["step"] not in steps]
-        size = _MOST_METRICS // max(map(len, missing), default=1) or 1  # whole rows, of which none is sent in part
-        for start in range(0, len(missing), size):
-            self._send(missing[start : start + size])
-        return steps | {row["step"] for row in missing}
+        if mlflow.active_run() is None:  # of this thread
+            mlflow.start_run(run_id=self._id)
+            last = mlflow.get_run(self._id).data.metrics.get("epoch", 0)  # which every row has
+            while self._rows and self._rows[0]["epoch"] <= last:
+                self._rows.popleft()
+        while self._rows:
+            row = self._rows[0]
+            numbers = {name: row[name] for name in row if name not in ("step", "time")}
+            mlflow.log_metrics(_metrics(numbers), step=row["step"], timestamp=int(1000 * row["time"]))
+            self._rows.popleft()
 
-    def _send(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        metrics = [metric for row in rows for metric in _metrics(row, row["step"], row["time"])]
-        self._client.log_batch(self._id, metrics=metrics)
+    def _end(self) -> None:
+        import mlflow
 
-    def _try_to_send(self, row: Mapping[str, Any]) -> None:
-        try:
-            self._send([row])
-        except Exception as error:  # see `_explained`
-            if not self._warned:
-                _logger.warning(f"log.mlflow={self._address}: {reason_of(error)}; it will be tried again at the end")
-            self._warned = True
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # MLflow and the libraries of its stores raise their own types
-            raise UserError(
-                f"log.mlflow={self._address} cannot be used ({reason_of(error)}); with a working address, or after "
-                f"removing {self._folder / MLFLOW} for a new run there, the same command sends everything"
-            ) from error
+        if self._results is None:
+            mlflow.end_run("KILLED")
+            return
+        numbers = {f"{split}/{name}": value for split, row in self._results.items() for name, value in row.items()}
+        defined = {name: value for name, value in numbers.items() if not math.isnan(value)}
+        start = mlflow.get_run(self._id).info.start_time
+        last = max((row["step"] for row in self._folder.rows()), default=0)
+        mlflow.log_metrics(_metrics(defined), step=last, timestamp=start)  # a constant time, see the class
+        for name in _FILES:
+            if (self._folder / name).exists():
+                mlflow.log_text(self._folder.read_text(name), name)
+        mlflow.end_run()
 
 
-def send_results(folder: RunFolder, config: ConfigDict, results: Mapping[str, Mapping[str, float]]) -> None:
+def send_results(folder: RunFolder, config: ConfigDict, results: _Results) -> None:
     """Send a finished training to MLflow: its rows, results and files. Do nothing if `log.mlflow` is empty.
 
     Errors are logged as warnings, not raised, because the run itself is complete.
     """
     if config.log.mlflow:
-        with _warning():
-            MLflowRun(folder, config.log.mlflow, config).finish(results)
-
-
-@contextlib.contextmanager
-def _warning() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        _logger.warning(error)
+        try:
+            MLflowRun(folder, config.log.mlflow, config).close(results)
+        except UserError as error:
+            logging.getLogger(__name__).warning(error)
 
 
 def _store(address: str) -> tuple[str, str | None]:
@@ -186,24 +172,22 @@ def _store(address: str) -> tuple[str, str | None]:
     return f"sqlite:///{path / 'mlflow.db'}", (path / "artifacts").as_uri()
 
 
-def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]:
-    """Return the values of a row as MLflow metrics; an undefined value (None) is nan.
+def _create(run_name: str, config: ConfigDict, artifacts: str | None) -> str:
+    """Create a run whose parameters are the keys of the config, and return the id of the run."""
+    import mlflow
 
-    Args:
-      row: name -> value. `step` and `time` are left out.
-      step: the step of the metrics.
-      seconds: the time of the metrics, in seconds since the epoch.
-    """
-    from mlflow.entities import Metric
-
-    metrics = []
-    for name, value in row.items():
-        if name not in ("step", "time"):
-            number = math.nan if value is None else float(value)
-            metrics.append(Metric(_name(name), number, int(1000 * seconds), step))
-    return metrics
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    if mlflow.get_experiment_by_name(name) is None:
+        mlflow.create_experiment(name, artifacts)
+    mlflow.set_experiment(name)
+    values = flatten(config)
+    tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in REQUIRED}}
+    with mlflow.start_run(run_name=run_name, tags=tags) as run:
+        mlflow.log_params({key: str(value)[:_LONGEST] for key, value in values.items()})
+    return run.info.run_id
 
 
-def _name(metric: str) -> str:
-    """Return a metric name with each character that MLflow does not allow, such as @, replaced by "_"."""
-    return re.sub(r"[^\w./ -]", "_", metric)
+def _metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics with "_" for each character that MLflow does not allow, such as @; None is nan."""
+    values = {re.sub(r"[^\w./ -]", "_", name): value for name, value in numbers.items()}
+    return {name: math.nan if value is None else float(value) for name, value in values.items()}

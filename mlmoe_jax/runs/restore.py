@@ -36,6 +36,7 @@ from mlmoe_jax.runs.assemble import (
     preprocess_for,
     split_model,
 )
+from mlmoe_jax.runs.decisions import write_fixed
 from mlmoe_jax.runs.folder import (
     ADAPTER,
     BACKBONE,
@@ -50,7 +51,6 @@ from mlmoe_jax.runs.folder import (
     read_label_space,
 )
 from mlmoe_jax.runs.shared_model import restore_adapter
-from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -122,8 +122,12 @@ class Run:
 
     def model(self) -> Classifier:
         """Return the model with its values as a Flax NNX module, in evaluation mode."""
-        values = unpad({**self.values, **self.frozen}, self.mesh, self.label_axes)
-        return cast(Classifier, self.definition.merge(values))
+        return cast(Classifier, self.definition.merge(unpad(self.everything, self.mesh, self.label_axes)))
+
+    @property
+    def everything(self) -> Params:
+        """All values of the model, as they are placed on the mesh."""
+        return {**self.values, **self.frozen}
 
 
 def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
@@ -312,11 +316,10 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
     if (folder / ADAPTER).exists():
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
-        return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
+        return restore_adapter(folder, parts.learned, mesh)
     latest, averaged = which == LATEST, bool(read_config(folder).ema.decay)
-    values = {**parts.trainable, **parts.stats}
-    fields = {"ema": values} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
-    items = abstract_shards({"state": fields} if latest else {"selected": values}, mesh)
+    fields = {"ema": parts.learned} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
+    items = abstract_shards({"state": fields} if latest else {"selected": parts.learned}, mesh)
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
         restored = checkpoint.restore(manager, **items, step=step)

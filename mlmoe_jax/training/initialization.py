@@ -209,7 +209,7 @@ class OtherRun(RunOrigin):
         base = assemble(config, label_space, load_backbone=bool(published))
         match = counterparts(config, label_space, source_config, source_space, base.definition, source.definition)
         kept = published | {f"prompts/{name}" for name in _set_masks(config)}
-        initial = {**base.trainable, **base.frozen, **base.stats}
+        initial = base.values
         known = {**source.frozen, **restored.selected}
         transferred, skipped = transfer_parameters(_without(initial, kept), _without(known, kept), match)
 

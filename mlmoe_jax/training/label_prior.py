@@ -10,7 +10,7 @@ from jaxtyping import Float32
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import read_labels, read_scores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.files import damage_explained, read_text
 
@@ -33,12 +33,11 @@ def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, 
             lines = csv.reader(read_text(place).splitlines())
             priors = {row[0]: float(row[1]) for row in list(lines)[1:] if len(row) > 1}
     else:
-        folder = RunFolder(place)
-        scored = read_scores(folder).get(split)
-        if scored is None:
+        run = StoredRun(RunFolder(place))
+        if split not in run.scored_splits:
             command = f"mlmoe eval --workdir={place} --config.data.test_splits={split}"
             raise UserError(f"loss.prior={place} has no scores of the split {split}: run {command}")
-        priors = dict(zip(read_labels(folder), scored.readable().scores.mean(axis=0), strict=True))
+        priors = dict(zip(run.labels, run.split(split).readable().scores.mean(axis=0), strict=True))
     if missing := [name for name in names if name not in priors]:
         raise UserError(f"loss.prior={place} has no prior for {len(missing):,} labels, the first is {missing[0]}")
     return np.asarray([priors[name] for name in names], np.float32)

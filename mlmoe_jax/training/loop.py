@@ -25,10 +25,10 @@ from mlmoe_jax.models.layers.dispatch import use_kernels
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.decisions import write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.mlflow_log import send_results
 from mlmoe_jax.runs.restore import require_same_frozen, write_run_metadata
-from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runs.trackers import require_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import stop_requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
@@ -15,6 +14,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder, stored_config
 from mlmoe_jax.runs.starts import record_start
 from mlmoe_jax.runtime import distributed, machine
+from mlmoe_jax.runtime.keys import ON_RESUME
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO
 from mlmoe_jax.runtime.sharding import copy_tree
@@ -77,17 +77,13 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     Raises:
       UserError: the folder holds a run with a different config.
     """
-    stored = stored_config(folder)
-    if stored is None:
-        return config
-    config = _with_types(config, stored)
-    differences = _differences(config, stored)
-    if changed := _forbidden(differences):
+    config, differences = _compare(config, folder)
+    if changed := differences["fixed"]:
         raise UserError(
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             "resume, or choose another --workdir, with --init-from to start from this run"
         )
-    if reported := [text for key, text in differences.items() if entry_named(key).on_resume == "reported"]:
+    if reported := differences["reported"]:
         status(f"{'; '.join(reported)}: the results can differ from a run without this change")
     return config
 
@@ -98,33 +94,27 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     Returns:
       A list of texts "KEY was OLD and is NEW"; [] if the run can resume or the folder holds no run.
     """
-    stored = stored_config(folder)
+    return _compare(config, folder)[1]["fixed"]
+
+
+def _compare(config: ConfigDict, folder: RunFolder) -> tuple[ConfigDict, dict[str, list[str]]]:
+    """Compare a config with that of the run in the folder, if there is one.
+
+    Returns:
+      The config, with the types of the run in place of `auto`; and a name of ON_RESUME -> "KEY was OLD and is NEW" for
+      each key whose value differs.
+    """
+    stored, differences = stored_config(folder), {name: [] for name in ON_RESUME}
     if stored is None:
-        return []
-    return _forbidden(_differences(_with_types(config, stored), stored))
-
-
-def _forbidden(differences: Mapping[str, str]) -> list[str]:
-    """Return the descriptions of the keys whose change prevents resuming. `differences` maps keys to descriptions."""
-    return [text for key, text in differences.items() if entry_named(key).on_resume == "fixed"]
-
-
-def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
-    """Return key -> "KEY was OLD and is NEW" for each key whose value differs from the stored config."""
-    stored_values, values = configuration.flatten(stored), configuration.flatten(config)
-    described = {}
-    for key in values | stored_values:
-        # Only a term of the loss can be missing in a config; its weight then is 0.
-        stored_value, value = stored_values.get(key, 0.0), values.get(key, 0.0)
-        if stored_value != value:
-            described[key] = f"{key} was {stored_value!r} and is {value!r}"
-    return described
-
-
-def _with_types(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
-    """Return a copy of the config in which dtypes that are `auto` are replaced by the stored dtypes."""
+        return config, differences
     config = copy.deepcopy(config)
     for name in ("dtype", "frozen_dtype"):
         if config.model[name] == AUTO:
             config.model[name] = stored.model[name]
-    return config
+    stored_values, values = configuration.flatten(stored), configuration.flatten(config)
+    for key in values | stored_values:
+        # Only a term of the loss can be missing in a config; its weight then is 0.
+        stored_value, value = stored_values.get(key, 0.0), values.get(key, 0.0)
+        if stored_value != value:
+            differences[entry_named(key).on_resume].append(f"{key} was {stored_value!r} and is {value!r}")
+    return config, differences

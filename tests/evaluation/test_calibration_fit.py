@@ -13,7 +13,7 @@ from mlmoe_jax.evaluation.decisions.calibration_fit import (
     fit_posteriors,
     fit_scales,
 )
-from mlmoe_jax.models.calibration import to_logits
+from mlmoe_jax.runs.decisions import to_logits
 
 METHODS = ("temperature", "platt")
 

@@ -20,15 +20,16 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
 from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.evaluation.results import FALL, SplitScores, read_scores, read_split_results
+from mlmoe_jax.evaluation.results import FALL, SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs import restore
 from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.decisions import Thresholds
 from mlmoe_jax.runs.folder import RunFolder, training_finished
 from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.restore import open_run
-from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
 
@@ -195,7 +196,7 @@ def test_metrics_are_of_scores_that_agree_with_the_tree_and_raw_scores_are_store
     folder.write_text("labels.txt", "".join(f"{name}\n" for name in CLASSES))
     results = measure_and_write(folder, {"test": raw}, space, config)["test"]
     assert results["mAP"] == measure(agreeing, replace(space, tree=LabelTree()), config)["mAP"]
-    np.testing.assert_array_equal(read_scores(folder)["test"].scores, raw.scores)
+    np.testing.assert_array_equal(StoredRun(folder).split("test").scores, raw.scores)
     of_labels = [float(row["AP"] or "nan") for row in csv_rows(tmp_path / "per_class.csv")]
     assert np.nanmean(of_labels) == pytest.approx(results["mAP"])
     config.eval.consistent = False
@@ -256,7 +257,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, caplog):
     )
     assert set(results) == {"val", "test"}
     assert f"2 of the 6 images of split val are, by their names, training images of {folder}" in caplog.text
-    stored = read_split_results(folder)
+    stored = StoredRun(folder).results
     assert stored.keys() == results.keys()
     assert (stored["val"].settings.threshold, config.eval.threshold) == (0.25, 0.5)
     assert not training_finished(folder)
@@ -265,7 +266,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, caplog):
     assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)
     step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
     expected = score_split(step, {"x": values}, parts.frozen, make_split(6), config, run.mesh)["x"]
-    np.testing.assert_allclose(read_scores(folder)["val"].scores, expected.scores, rtol=1e-5)
+    np.testing.assert_allclose(StoredRun(folder).split("val").scores, expected.scores, rtol=1e-5)
     run.config.eval.threshold = 0.25
     again = measure(expected, run.label_space, run.config)
     assert results["val"] == pytest.approx(again, nan_ok=True)
@@ -293,6 +294,6 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
         "split,image,why",
         "val,val/0,cannot read val/0 as an image: it is empty",
     ]
-    np.testing.assert_array_equal(read_scores(folder)["val"].read, [False] + 5 * [True])
+    np.testing.assert_array_equal(StoredRun(folder).split("val").read, [False] + 5 * [True])
     monkeypatch.setattr(restore, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results

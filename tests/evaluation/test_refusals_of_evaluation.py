@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 from helpers.metric_cases import evaluate_scores
 from helpers.refusals import CUT, Refusal, damaged, each, replacing
-from helpers.scored_run import drawn_split, write_results, write_run
+from helpers.scored_run import drawn_split, stored_scores, write_results, write_run
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
@@ -18,9 +18,10 @@ from mlmoe_jax.evaluation.decisions.calibration_fit import fit_calibration
 from mlmoe_jax.evaluation.evaluate import evaluate_opened, score_split
 from mlmoe_jax.evaluation.metrics import multilabel, ranking
 from mlmoe_jax.evaluation.metrics.reliability import reliability
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results, read_scores, require_split
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
 
@@ -58,6 +59,10 @@ def of_calibration(name: str, table: SplitScores, says: str) -> Refusal:
     return Refusal(name, None, lambda _: fit_calibration(table, "abc", default_config()), says)
 
 
+def read_metrics(folder: RunFolder) -> dict:
+    return StoredRun(folder).metrics
+
+
 VAL, NEVER = drawn_split("val", 60), np.zeros((60, 3), np.int8)
 REFUSALS = [
     *(
@@ -66,15 +71,15 @@ REFUSALS = [
             ("no run", lambda at: RunFolder(at / "none"), "there is no run folder"),
             ("no results", lambda at: write_run(at / "run"), "has no results.json; run mlmoe eval --workdir={at}/run"),
         )
-        for read in (read_scores, read_results)
+        for read in (stored_scores, read_metrics)
     ),
-    Refusal("no scores", shared, read_scores, "has results, but no scores of images"),
-    Refusal("no labels", RunFolder, read_labels, "no labels.txt"),
+    Refusal("no scores", shared, stored_scores, "has results, but no scores of images"),
+    Refusal("no labels", RunFolder, lambda folder: StoredRun(folder).labels, "no labels.txt"),
     Refusal("no thresholds", RunFolder, read_thresholds, "no thresholds.json"),
     Refusal(
         "another split",
         scored,
-        lambda run: require_split(run, read_scores(run), "vla"),
+        lambda folder: StoredRun(folder).split("vla"),
         "has scores of val, not of vla; run mlmoe eval",
         "--config.data.test_splits=vla",
     ),
@@ -107,19 +112,19 @@ def of_thresholds(name: str, text: str, says: str = "is damaged") -> Refusal:
 IDS, OBJECTS = VAL.ids[:4], VAL.ids[:4].astype(object)
 FLAT = '{"thresholds": {"a": 0.5}, "calibration": {"split": "val", "labels": {"a": {"scale": 0.0, "offset": 0.0}}}}'
 DAMAGE = [
-    of_file("cut", "scores/val.npz", CUT, read_scores),
-    of_file("no scores", "scores/val.npz", npz(ids=IDS), read_scores),
-    of_file("objects", "scores/val.npz", npz(ids=OBJECTS, scores=VAL.scores, labels=VAL.codes), read_scores),
+    of_file("cut", "scores/val.npz", CUT, stored_scores),
+    of_file("no scores", "scores/val.npz", npz(ids=IDS), stored_scores),
+    of_file("objects", "scores/val.npz", npz(ids=OBJECTS, scores=VAL.scores, labels=VAL.codes), stored_scores),
     of_file(
-        "one label code", "scores/val.npz", npz(ids=VAL.ids, scores=VAL.scores, labels=VAL.codes[0, 0]), read_scores
+        "one label code", "scores/val.npz", npz(ids=VAL.ids, scores=VAL.scores, labels=VAL.codes[0, 0]), stored_scores
     ),
-    of_file("too few names", "scores/val.npz", npz(ids=IDS[:1], scores=VAL.scores, labels=VAL.codes), read_scores),
-    of_file("a list", "results.json", "[]", read_results),
-    of_file("a number per split", "results.json", '{"val": 0.5}', read_results),
-    of_file("metrics alone", "results.json", '{"val": {"metrics": {"mAP": 0.5}}}', read_results),
-    of_file("a word as metric", "results.json", replacing('"mAP": 0.5', '"mAP": "high"'), read_results),
-    of_file("a very large metric", "results.json", replacing('"mAP": 0.5', f'"mAP": 1{"0" * 400}'), read_results),
-    of_file("a list of files", "results.json", replacing('"scores/val.npz"', '["list"]'), read_results),
+    of_file("too few names", "scores/val.npz", npz(ids=IDS[:1], scores=VAL.scores, labels=VAL.codes), stored_scores),
+    of_file("a list", "results.json", "[]", read_metrics),
+    of_file("a number per split", "results.json", '{"val": 0.5}', read_metrics),
+    of_file("metrics alone", "results.json", '{"val": {"metrics": {"mAP": 0.5}}}', read_metrics),
+    of_file("a word as metric", "results.json", replacing('"mAP": 0.5', '"mAP": "high"'), read_metrics),
+    of_file("a very large metric", "results.json", replacing('"mAP": 0.5', f'"mAP": 1{"0" * 400}'), read_metrics),
+    of_file("a list of files", "results.json", replacing('"scores/val.npz"', '["list"]'), read_metrics),
     of_thresholds("a list", "[0.5]"),
     of_thresholds("a word", '{"thresholds": "high"}'),
     of_thresholds("a list per label", '{"thresholds": {"a": [1]}, "split": "val"}'),

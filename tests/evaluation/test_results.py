@@ -3,17 +3,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.scored_run import SETTINGS, drawn_split, write_results, write_run
+from helpers.scored_run import SETTINGS, drawn_split, stored_scores, write_results, write_run
 
 from mlmoe_jax.evaluation.results import (
-    read_labels,
-    read_results,
-    read_scores,
-    read_split_results,
-    require_split,
-    training_results,
     write_rows,
 )
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import PER_CLASS
 
 
@@ -24,19 +19,18 @@ def test_scores_and_results_are_read_back(tmp_path):
     written["val"] = replace(written["val"], groups=np.array(["p", "", "q", "p", ""]))
     folder = write_run(tmp_path / "run")
     write_results(folder, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}}, *written.values())
-    found = read_scores(folder)
+    found = stored_scores(folder)
     assert list(found) == ["val", "test"]
     for name, table in found.items():
         assert (table.name, table.ids.tolist()) == (name, written[name].ids.tolist())
         np.testing.assert_array_equal(table.scores, written[name].scores.astype(np.float32))
         np.testing.assert_array_equal(table.codes, written[name].codes)
         np.testing.assert_array_equal(np.flatnonzero(~table.read), [2])
-        assert require_split(folder, found, name) is table
     taken = found["val"].take(np.array([2, 0])).with_labels(np.array([1, 0]))
     assert (taken.ids.tolist(), taken.groups.tolist()) == (found["val"].ids[[2, 0]].tolist(), ["q", "p"])
     np.testing.assert_array_equal(taken.codes, written["val"].codes[[2, 0]][:, [1, 0]])
     assert found["test"].groups is None
-    assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
+    assert StoredRun(folder).metrics["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
 
 
 def test_a_later_evaluation_replaces_its_splits(tmp_path):
@@ -45,22 +39,22 @@ def test_a_later_evaluation_replaces_its_splits(tmp_path):
     later = replace(SETTINGS, threshold=0.25)
     new, other = drawn_split("test", 6, seed=1), drawn_split("train/a", 3)
     write_results(folder, {"test": {"mAP": 1.0}}, new, other, settings=later, keep_others=True)
-    assert {name: len(table) for name, table in read_scores(folder).items()} == {"test": 6, "train/a": 3}
-    assert read_results(folder) == {"test": {"mAP": 1.0}, "test_shift": {"mAP": 0.5}, "train/a": {}}
-    results = read_split_results(folder)
+    assert {name: len(table) for name, table in stored_scores(folder).items()} == {"test": 6, "train/a": 3}
+    assert StoredRun(folder).metrics == {"test": {"mAP": 1.0}, "test_shift": {"mAP": 0.5}, "train/a": {}}
+    results = StoredRun(folder).results
     assert results["test"].settings == later, "settings are stored with the metrics"
     assert results["test_shift"].settings == SETTINGS
     write_results(folder, {"val": {"mAP": 0.75}})
-    assert read_results(folder) == {"val": {"mAP": 0.75}}, "a training replaces all results"
+    assert StoredRun(folder).metrics == {"val": {"mAP": 0.75}}, "a training replaces all results"
 
 
 def test_only_the_results_of_a_training_finish_it(tmp_path):
     folder = write_run(tmp_path / "run")
-    assert training_results(folder) is None
+    assert StoredRun(folder).final_metrics is None
     write_results(folder, {"test": {"mAP": 0.25}}, finished=False)
-    assert training_results(folder) is None
+    assert StoredRun(folder).final_metrics is None
     write_results(folder, {"test": {"mAP": 0.5}})
-    assert training_results(folder) == {"test": {"mAP": 0.5}}
+    assert StoredRun(folder).final_metrics == {"test": {"mAP": 0.5}}
 
 
 def test_rows_of_a_split_are_replaced(tmp_path):
@@ -74,4 +68,4 @@ def test_rows_of_a_split_are_replaced(tmp_path):
 
 def test_names_of_labels_are_split_only_at_newlines(tmp_path):
     folder = write_run(tmp_path / "run", names=["traffic light", "caf\u00e9\u2028x", "c"])
-    assert read_labels(folder) == ("traffic light", "caf\u00e9\u2028x", "c")
+    assert StoredRun(folder).labels == ("traffic light", "caf\u00e9\u2028x", "c")

@@ -19,7 +19,7 @@ from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.runs import thresholds
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 
 # Names that would do harm if a page took them for markup.
@@ -39,7 +39,7 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
         LabelSpace(NAMES, *cooccurrence(codes["val"]), IMAGES, groups, groups[::-1].copy()).save(file)
         folder.write_bytes("label_space.npz", file.getvalue())
     limits = dict(zip(NAMES, (0.1, 0.2, 0.3, 0.4, np.inf), strict=True))
-    thresholds.write_thresholds(folder, thresholds.Thresholds(limits, {"split": "val"}))
+    write_thresholds(folder, Thresholds(limits, {"split": "val"}))
 
     scores, results, rows = {}, {}, []
     for split, of_split in codes.items():

@@ -2,7 +2,7 @@
 
 REFUSALS = [
     Refusal("an empty table", lambda at: write(at, "train.csv", ""), open_train, "train.csv is empty"),
-    damaged("cut scores", made_run, "scores/val.npz", CUT, read_scores, "val.npz", "is damaged"),
+    damaged("cut scores", made_run, "scores/val.npz", CUT, stored_scores, "val.npz", "is damaged"),
 ]
 
 @each(REFUSALS)

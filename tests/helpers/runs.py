@@ -34,7 +34,7 @@ from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.runs import checkpoint, digests
+from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
@@ -42,6 +42,7 @@ from mlmoe_jax.runs.restore import write_run_metadata
 from mlmoe_jax.runtime.preemption import StopRequest
 from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.selection import Selection
+from tools.faults.arrays import array_digests
 
 # A training of two epochs of three steps, with a row of the log and a checkpoint per step.
 STEPS, MIDDLE = 6, 3
@@ -195,16 +196,10 @@ def same_rows(rows: Iterable[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIMING} for row in rows]
 
 
-def last_digests(folder: RunFolder) -> dict:
-    """Return the sha256 of every array of the last checkpoint: parameters, optimizer, averages, selected values."""
-    steps = (folder / "checkpoints").iterdir()
-    return digests.read(max(steps, key=lambda path: int(path.name)) / "digests")
-
-
 def assert_same_training(one: RunFolder, other: RunFolder) -> None:
     """Assert that two trainings are equal bit for bit: their rows, their last checkpoints and their results."""
     assert same_rows(one.rows()) == same_rows(other.rows())
-    assert last_digests(one) == last_digests(other)
+    assert array_digests(Path(one.path)) == array_digests(Path(other.path))
     for file in ("per_class.csv", "thresholds.json"):
         assert one.read_text(file) == other.read_text(file), file
 

@@ -7,6 +7,7 @@ import numpy as np
 import mlmoe_jax.config as configuration
 from mlmoe_jax.evaluation import results
 from mlmoe_jax.evaluation.results import MetricSettings, SplitResult, SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, RunFolder
 
 
@@ -41,6 +42,12 @@ def write_results(
 def stored_metrics(folder: RunFolder | Path) -> dict[str, dict[str, float]]:
     """Return split -> metric -> value of results.json."""
     return {split: entry["metrics"] for split, entry in RunFolder(Path(str(folder))).read_json(RESULTS).items()}
+
+
+def stored_scores(folder: RunFolder) -> dict[str, SplitScores]:
+    """Return split -> scores of a run folder."""
+    run = StoredRun(folder)
+    return {name: run.split(name) for name in run.scored_splits}
 
 
 def write_run(path: Path, *splits: SplitScores, names: str = "abc", **keys) -> RunFolder:

@@ -1,7 +1,8 @@
 import jax
 import numpy as np
 
-from mlmoe_jax.models.calibration import Calibration, probabilities, to_logits
+from mlmoe_jax.models.calibration import Calibration, probabilities
+from mlmoe_jax.runs.decisions import to_logits
 
 PARTS = {"scale": np.array([0.5, 2.0, 1.0]), "offset": np.array([0.3, -1.0, 0.0])}
 LOGITS = np.linspace(-9, 9, 181).repeat(3).reshape(-1, 3)

@@ -17,7 +17,7 @@ def work(folder: str) -> int:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from mlmoe_jax.config import default_config
-    from mlmoe_jax.runs import checkpoint, digests
+    from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime.sharding import make_mesh, shard_tree
     from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
@@ -61,10 +61,16 @@ def work(folder: str) -> int:
         for step in (1, 2):
             checkpoint.save(manager, step, tree, tree, {"step": step})
             manager.wait_until_finished()
-    found["digests"] = digests.shard_digests(digests.host_shards(tree))
-    if index == 1:  # a checkpoint damaged on one process is rejected by all
-        damage_of, other = digests.damage, iter(["1 arrays differ"])
-        digests.damage = lambda trees, stored: next(other, "") or damage_of(trees, stored)
+    if index == 1:  # a checkpoint that one process cannot read is rejected by all
+        restore, failures = checkpoint.ocp.CheckpointManager.restore, iter(["a broken disk"])
+
+        def restore_or_fail(manager, *args, **options):
+            restored = restore(manager, *args, **options)
+            for failure in failures:
+                raise OSError(failure)
+            return restored
+
+        checkpoint.ocp.CheckpointManager.restore = restore_or_fail
     with checkpoint.open_manager(run) as manager:
         restored = checkpoint.restore(manager, selected=tree)
     found["restored"] = restored.step

@@ -1,48 +1,38 @@
-import hashlib
-import json
-
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from etils import epath
+from helpers.checkpoints import save_steps
 
-from mlmoe_jax.runs import digests
+from mlmoe_jax.runs.digests import damage
+from mlmoe_jax.runs.folder import RunFolder
 
-VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
-HALVES = {"0:2,0:3": VALUES[:2], "2:4,0:3": VALUES[2:]}
-
-
-def sha256(values: np.ndarray) -> str:
-    return hashlib.sha256(values.tobytes()).hexdigest()
+ITEMS = ("notes", "selected", "state")
 
 
-def stored(**changes) -> dict:
-    """Return the digests of an array that two processes saved in halves."""
-    return {"state": {"x": {name: sha256(part) for name, part in HALVES.items()} | changes}}
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    save_steps(folder, 3)
+    return folder / "checkpoints" / "3"
 
 
-def test_a_whole_array_has_one_digest_in_any_type():
-    tree = {"x": jnp.asarray(VALUES), "y": jnp.asarray(VALUES[::-1, 1], jnp.bfloat16), "z": jnp.float32(3)}
-    expected = {name: sha256(np.ascontiguousarray(value)) for name, value in tree.items()}
-    assert digests.shard_digests(digests.host_shards(tree)) == expected
-    assert digests.damage({"state": tree}, {"state": expected}) == ""
+def test_every_file_of_an_item_is_verified(checkpoint):
+    assert damage(checkpoint, 3, ITEMS) == ""
+    files = [path for path in RunFolder(checkpoint).files() if path.startswith(ITEMS)]
+    assert len(files) > 10
+    for name in files:
+        content = (checkpoint / name).read_bytes()
+        item, others = name.partition("/")[0], [item for item in ITEMS if not name.startswith(item)]
+        for changed in (content + b"x", bytes([content[0] ^ 1]) + content[1:], None):
+            (checkpoint / name).unlink() if changed is None else (checkpoint / name).write_bytes(changed)
+            assert damage(checkpoint, 3, ITEMS) == f"1 files differ from the saved ones, the first is {name}"
+            assert damage(checkpoint, 3, [item]), "alone too"
+            assert damage(checkpoint, 3, others) == "", "an item that is not read may be damaged"
+        (checkpoint / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("change", [{"2:4,0:3": sha256(VALUES[:2])}, {"0:2,0:3": sha256(-VALUES[:2])}, "part", "array"])
-def test_an_array_is_verified_against_the_digests_of_shards_on_other_devices(change):
-    tree, known = {"state": {"x": jnp.asarray(VALUES)}}, stored()
-    assert digests.damage(tree, known) == ""
-    if change == "part":
-        del known["state"]["x"]["2:4,0:3"]
-    elif change == "array":
-        del known["state"]["x"]
-    else:
-        known = stored(**change)
-    assert digests.damage(tree, known) == "1 arrays differ from the saved ones, the first is state: x"
-
-
-def test_the_files_of_all_processes_are_read_together(tmp_path):
-    first, second = stored(), stored()
-    del first["state"]["x"]["2:4,0:3"], second["state"]["x"]["0:2,0:3"]
-    (tmp_path / "metadata").write_text(json.dumps(first | {"notes": "abc"}))
-    (tmp_path / "metadata-1").write_text(json.dumps(second))
-    assert digests.read(tmp_path) == stored() | {"notes": "abc"}
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", "[" * 100_000, '{"step": 3, "files": {}}', '{"step": 3}'])
+def test_damaged_digests_are_damage(checkpoint, tmp_path, text):
+    (tmp_path / "digests").mkdir()
+    (tmp_path / "digests" / "metadata").write_text(text)
+    assert f"{tmp_path / 'digests'} is damaged" in damage(epath.Path(tmp_path), 3, ["notes"])
+    assert damage(checkpoint, 4, ITEMS) == "it is the checkpoint of step 3"

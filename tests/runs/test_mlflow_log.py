@@ -1,5 +1,6 @@
-"""Trainings in MLflow, with a client in place of MLflow's; (with --all) a training with MLflow itself."""
+"""Trainings in MLflow, with functions in place of MLflow's; (with --all) a training with MLflow itself."""
 
+import contextlib
 import json
 import math
 import sys
@@ -9,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import small_program
+from helpers.jobs import until
 from helpers.outside import outside_packages, outside_python, run_outside
 from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.runs import mlflow_log
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.mlflow_log import MLflowRun, send_results
@@ -20,66 +23,72 @@ from mlmoe_jax.runs.trackers import open_trackers
 
 ROWS = [{"step": n, "epoch": n / 4, "loss": 1 / n} for n in range(1, 5)]
 Metric = namedtuple("Metric", "key value timestamp step")
-Param = namedtuple("Param", "key value")
 
 
 class FakeServer:
-    """Keeps what is sent, refuses what MLflow refuses, and fails while `broken`."""
+    """Keeps what is sent, each metric once, as MLflow's database does. It fails while `broken`."""
 
     def __init__(self):
-        self.runs, self.uris, self.broken, self.go, self.calls = {}, [], False, threading.Event(), 0
+        self.runs, self.uris, self.broken, self.active = {}, [], False, threading.local()
+        self.go = threading.Event()
         self.go.set()
 
-    def __call__(self, uri):
-        self.uris.append(uri)
-        return self
-
-    def _run(self, run):
+    def _run(self, run=None):
         if self.broken:
             raise ConnectionError("no answer.\nTraceback of the server")
-        return self.runs[run]
+        return self.runs[run or self.active.run]
+
+    def set_tracking_uri(self, uri):
+        self.uris.append(uri)
 
     def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id=name) if self.runs else None
+        return name if self.runs else None
 
     def create_experiment(self, name, artifacts):
-        return name
+        self.artifacts = artifacts
 
-    def create_run(self, experiment, tags, run_name):
-        run = f"{experiment} {len(self.runs)}"
-        self.runs[run] = SimpleNamespace(tags=tags, name=run_name, rows=[], params={}, files={}, status="RUNNING")
-        return SimpleNamespace(info=SimpleNamespace(run_id=run))
+    set_experiment = active_run = lambda self, name=None: getattr(self.active, "run", None)
+
+    @contextlib.contextmanager
+    def _until_end(self, run):
+        yield SimpleNamespace(info=SimpleNamespace(run_id=run))
+        self.end_run()
+
+    def start_run(self, run_id=None, run_name=None, tags=None):
+        assert self.active_run() is None
+        if run_id is None:
+            run_id = str(len(self.runs))
+            self.runs[run_id] = SimpleNamespace(tags=tags, name=run_name, rows=[], params={}, files={})
+        self._run(run_id).status = "RUNNING"
+        self.active.run = run_id
+        return self._until_end(run_id)
+
+    def end_run(self, status="FINISHED"):
+        self._run().status, self.active.run = status, None
 
     def get_run(self, run):
-        return SimpleNamespace(data=SimpleNamespace(metrics={row.key: row.value for row in self._run(run).rows}))
+        metrics = {row.key: row.value for row in sorted(self._run(run).rows, key=lambda row: row.step)}
+        return SimpleNamespace(data=SimpleNamespace(metrics=metrics), info=SimpleNamespace(start_time=1000))
 
-    def get_metric_history(self, run, name):
-        return [row for row in self._run(run).rows if row.key == name]
-
-    def log_batch(self, run, metrics=(), params=()):
+    def log_metrics(self, metrics, step, timestamp):
         self.go.wait(20)
-        self.calls += 1
-        assert len(metrics) <= 1000
-        assert len(params) <= 100
-        assert not [row.key for row in metrics if "@" in row.key]
-        self._run(run).rows += metrics
-        self._run(run).params |= dict(params)
+        assert not [name for name in metrics if "@" in name]
+        rows = [Metric(name, value, timestamp, step) for name, value in metrics.items()]
+        self._run().rows += [row for row in rows if row not in self._run().rows]
 
-    def log_text(self, run, text, name):
-        self._run(run).files[name] = text
+    def log_params(self, params):
+        self._run().params |= params
 
-    def update_run(self, run, status):
-        self._run(run).status = status
-
-    set_terminated = update_run
+    def log_text(self, text, name):
+        self._run().files[name] = text
 
 
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=fake))
-    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=Metric, Param=Param))
+    for name in mlflow_log._LIMITS:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
     return fake
 
 
@@ -123,61 +132,59 @@ def test_a_run_has_the_config_all_rows_and_the_results(tmp_path, server, config)
     assert len(server.runs) == 1
 
 
-def test_missing_rows_are_sent_in_few_calls_of_whole_rows(tmp_path, server, config):
-    """Metrics of the rows are `epoch` and `loss`."""
-    folder = RunFolder(tmp_path)
-    for step in range(1200):
-        folder.append_row({"step": step, "epoch": step / 4, "loss": 1.0, "time": 1.5})
-    write(tmp_path, config, [])
-    [run] = server.runs.values()
-    assert len(values(run, "loss")) == 1200
-    assert server.calls <= 8, "of which five send rows"
-
-
 def test_a_resumed_training_continues_its_run(tmp_path, server, config, monkeypatch):
+    """It computes rows again that MLflow has, and sends those that were lost on the way."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = write(tmp_path, config, ROWS)
     folder.drop_rows_after(2)
     [run] = server.runs.values()
-    run.rows = [row for row in run.rows if row.step != 1]  # lost on the way
+    run.rows = [row for row in run.rows if row.step < 4]
     write(tmp_path, config, [*ROWS[2:], {"step": 5, "epoch": 1.25}])
-    assert sorted(values(run, "epoch")) == [(n, n / 4) for n in range(1, 6)]
+    assert values(run, "epoch") == [(n, n / 4) for n in range(1, 6)]
     assert len(server.runs) == 1
     config.log.mlflow = "~/local"
     write(tmp_path, config, [])
     [_, local] = server.runs.values()
     assert server.uris[-1] == f"sqlite:///{tmp_path}/local/mlflow.db"
+    assert server.artifacts is None, "the experiment is there"
     assert len(values(local, "epoch")) == 5, "another store gets all rows"
 
 
-def test_training_does_not_wait_for_a_slow_server(tmp_path, server, config):
+def test_training_does_not_wait_for_a_slow_server(tmp_path, server, config, caplog, monkeypatch):
     tracker = MLflowRun(RunFolder(tmp_path), "http://server", config)
     server.go.clear()
     for row in ROWS:
         tracker.write(row)
     [run] = server.runs.values()
-    assert run.rows == []
-    server.go.set()
+    monkeypatch.setattr(mlflow_log, "_PATIENCE", 0.1)
     tracker.close()
+    assert run.rows == []
+    assert "it is too slow; the same command" in caplog.text
+    server.go.set()
+    tracker._thread.join()
     assert values(run, "epoch") == [(n, n / 4) for n in range(1, 5)]
 
 
 def test_a_server_that_fails_costs_a_warning_and_no_row(tmp_path, server, config, caplog):
     folder = RunFolder(tmp_path)
-    tracker = MLflowRun(folder, "http://server", config)
+    MLflowRun(folder, "http://server", config).close()
     server.broken = True
+    tracker = MLflowRun(folder, "http://server", config)  # a dead server does not prevent a resume
     for row in ROWS[:2]:
         folder.append_row({**row, "time": 1.5})
         tracker.write(row)
-    tracker._thread.shutdown()
+        until(lambda: caplog.messages and not tracker._wake.is_set())
+    assert [message.endswith("no answer; it will be tried again") for message in caplog.messages] == [True]
     server.broken = False
     tracker.close()
     [run] = server.runs.values()
     assert values(run, "epoch") == [(n, n / 4) for n in range(1, 3)]
-    assert [message.endswith("no answer; it will be tried again at the end") for message in caplog.messages] == [True]
     server.broken = True
     send_results(folder, config, {"test": {"mAP": 0.75}})
-    assert caplog.messages[-1].startswith("log.mlflow=http://server cannot be used (no answer)")
+    assert "no answer; the same command" in caplog.messages[-1]
+    (tmp_path / "mlflow.json").unlink()
+    send_results(folder, config, {"test": {"mAP": 0.75}})
+    assert caplog.messages[-1] == "log.mlflow=http://server cannot be used (no answer)"
 
 
 # ------------------------------------------------------------------------------------------------------ MLflow itself

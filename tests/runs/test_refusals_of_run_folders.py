@@ -166,7 +166,7 @@ WRITING = [
     ),
     Refusal(
         "a wrong address",
-        lambda at: with_tracker(at, "mlflow", SimpleNamespace(MlflowClient=no_answer)),
+        lambda at: with_tracker(at, "mlflow", SimpleNamespace(set_tracking_uri=no_answer)),
         lambda given: open_trackers(*given, 0),
         "log.mlflow=images cannot be used (no answer)",
     ),

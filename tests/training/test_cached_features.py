@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from helpers.refusals import run_command
 from helpers.runs import recipe
+from helpers.scored_run import stored_scores
 
 from mlmoe_jax.data import features
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training.loop import train
@@ -24,7 +24,7 @@ def cache(run, tmp_path, monkeypatch):
 
 
 def scores(folder: RunFolder) -> dict[str, np.ndarray]:
-    return {name: split.scores for name, split in read_scores(folder).items()}
+    return {name: split.scores for name, split in stored_scores(folder).items()}
 
 
 # CNN-RNN learns from the labels and has dropout; Q2L reads the feature map.

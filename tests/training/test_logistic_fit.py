@@ -8,15 +8,17 @@ import pytest
 from helpers import tiny
 from helpers.name_vectors import drawn_vectors
 from helpers.runs import Made, recipe
+from helpers.scored_run import stored_scores
 
 from mlmoe_jax.apps.report import page
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.evaluation.results import OUT_OF_FOLD, read_scores
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import LATEST, open_run
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training import training_data
 from mlmoe_jax.training.logistic import fit as classifier_fit
@@ -65,7 +67,7 @@ def test_the_run_has_the_values_of_the_fit_and_the_scores_of_images_outside(fini
         run = open_run(folder, which=which)
         np.testing.assert_allclose(run.values[classifier_fit.KERNEL], found.kernel, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(run.values[classifier_fit.BIAS], found.bias, rtol=1e-3, atol=1e-4)
-    scored = read_scores(folder)
+    scored = stored_scores(folder)
     assert list(scored) == list(results) == ["val", "test", OUT_OF_FOLD]
     outside = scored[OUT_OF_FOLD]
     np.testing.assert_allclose(outside.scores, 1 / (1 + np.exp(-found.held_out_logits)), atol=1e-3)
@@ -93,7 +95,7 @@ def test_the_folds_keep_groups_together(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     train(recipe("logistic"), folder)
     assert calls[0] == patients
-    assert read_scores(folder)[OUT_OF_FOLD].groups.tolist() == patients
+    assert StoredRun(folder).split(OUT_OF_FOLD).groups.tolist() == patients
 
 
 def test_thresholds_are_fitted_to_the_scores_outside(finished):
@@ -131,7 +133,7 @@ def test_images_that_cannot_be_read_have_no_part_in_the_fit(tmp_path, monkeypatc
     train(config, folder)
     assert [len(array) for array in fitted[0]] == [49, 49]
     np.testing.assert_array_equal(fitted[0][1], np.delete(open_split(config.data, "train").labels, 3, axis=0))
-    assert (~read_scores(folder)[OUT_OF_FOLD].read).nonzero()[0].tolist() == [3]
+    assert (~StoredRun(folder).split(OUT_OF_FOLD).read).nonzero()[0].tolist() == [3]
     rows = (folder / "skipped_images.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in rows] == ["split", "train"]
 

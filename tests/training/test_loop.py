@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers.runs import MIDDLE, STEPS, last_digests, recipe
+from helpers.runs import MIDDLE, STEPS, recipe
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
@@ -12,12 +12,13 @@ from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.runs.decisions import read_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import read_run
-from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.training import loop
 from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import train
+from tools.faults.arrays import array_digests
 
 
 # ------------------------------------------------------------------------------------------------------------ the steps
@@ -28,7 +29,7 @@ def test_training_writes_a_row_per_step_and_ends_with_results(run):
     assert ["val/raw/mAP" in row for row in rows] == [False, False, True] * 2
     assert set(results) == {"val", "test"}
     assert folder.read_json("results.json")["test"]["metrics"]["mAP"] == results["test"]["mAP"]
-    assert len(set(last_digests(folder)["state"].values())) > 5
+    assert len(set(array_digests(folder.path)["state"].values())) > 5
     assert config.model.dtype == "auto", "`train` resolves it in a copy"
     assert folder.read_json("config.json")["model"]["dtype"] == "float32"
 

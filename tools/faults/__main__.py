@@ -56,21 +56,28 @@ SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 def differences(run: Path, whole: Path) -> list[str]:
     """Return the differences between two finished run folders; see the module."""
     changed = [name for name in FILES if _content(run / name) != _content(whole / name)]
-    for item in ("digests", "notes"):
-        ours, theirs = (_newest(folder) / item / "metadata" for folder in (run, whole))
-        if ours.parent.parent.name != theirs.parent.parent.name or ours.read_bytes() != theirs.read_bytes():
-            changed.append(f"{item} of the last checkpoint")
+    ours, theirs = (_newest(folder) / "notes" / "metadata" for folder in (run, whole))
+    if ours.parents[1].name != theirs.parents[1].name or ours.read_bytes() != theirs.read_bytes():
+        changed.append("notes of the last checkpoint")
+    if _array_digests(run) != _array_digests(whole):
+        changed.append("arrays of the last checkpoint")
     if _rows(run) != _rows(whole):
         changed.append("metrics.jsonl")
     return changed + [f"left: {path.relative_to(run)}" for path in run.rglob("*") if "tmp" in path.name]
 
 
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+def _array_digests(run: Path) -> dict:
+    """Return the result of `arrays.array_digests`, of a new process: this one forks, so it must not start JAX."""
+    command = [sys.executable, "-m", "tools.faults.arrays", str(run.resolve())]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
 def _newest(run: Path) -> Path:
     return max((path for path in (run / "checkpoints").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 def _rows(run: Path) -> list[dict]:

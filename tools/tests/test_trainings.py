@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_the_best_rate_and_epochs_on_the_held_out_images_are_trained_on_all_imag
         return dict.fromkeys((trainings.HELD_OUT, "val"), two_images(right=best))
 
     monkeypatch.setattr(trainings, "run", run)
-    monkeypatch.setattr(photographs, "read_labels", lambda folder: ["cat", "dog"])
+    monkeypatch.setattr(photographs, "StoredRun", lambda folder: SimpleNamespace(labels=["cat", "dog"]))
     found = photographs.compare("HSQ", FROZEN.rates, replace(FROZEN, out=tmp_path), np.arange(1))
     assert (found["rate"], found["epochs"], found["mAP"], found["classes"]) == (1e-2, 4, [1.0, 1.0], ["cat"])
     assert found["cpu_seconds"] == [7.0, 7.0]
@@ -167,7 +168,9 @@ def trained(monkeypatch):
         return dict.fromkeys(metrics, two_images(right=rate == 0.01))
 
     monkeypatch.setattr(trainings, "run", run)
-    monkeypatch.setattr(digits_methods, "training_results", lambda folder: folder.read_json("results.json"))
+    monkeypatch.setattr(
+        digits_methods, "StoredRun", lambda folder: SimpleNamespace(final_metrics=folder.read_json("results.json"))
+    )
     return asked
 
 

@@ -37,10 +37,10 @@ def merge_run(run: Run) -> Run:
     parts, everything = abstract_parts(config, run.label_space), {**params, **stats}
     trained, frozen = (
         shard_tree({path: everything[path] for path in paths}, run.mesh, run.label_axes)
-        for paths in ({**parts.trainable, **parts.stats}, parts.frozen)
+        for paths in (parts.learned, parts.frozen)
     )
     definition = evaluated_definition(config, parts, run.label_space)
     merged = replace(run, config=config, definition=definition, values=trained, frozen=frozen)
-    label, weights = jax.jit(program_of(merged)), {**merged.values, **merged.frozen}
+    label, weights = jax.jit(program_of(merged)), merged.everything
     status(f"adapters merged, {require_equal(run, lambda images: label(weights, images))}")
     return merged

@@ -14,12 +14,13 @@ from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.apps.hub.upload import require_token, upload_model
 from mlmoe_jax.config import portable
 from mlmoe_jax.errors import DONE, OUTDATED
-from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
+from mlmoe_jax.evaluation.results import write_split_results
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.pretrained.hub import Address, parse_address
+from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
-from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import atomic_folder, edit_note, require_new
@@ -57,7 +58,7 @@ def push(
     if target is None:
         require_token()
     folder.require_model()
-    read_results(folder)  # checked before anything that takes time
+    StoredRun(folder).require_results()  # checked before anything that takes time
     with tempfile.TemporaryDirectory() as temporary:
         path = target or Path(temporary) / "model"
         with atomic_folder(path) as partial:
@@ -86,7 +87,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: Address, license
       UserError: the run has no results, or under the conditions of `open_run`.
     """
     config, space = read_run(folder)
-    results = {split: replace(entry, scores="") for split, entry in read_split_results(folder).items()}
+    results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))
     thresholds, shared = read_thresholds(folder), portable(config)

@@ -19,7 +19,8 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.errors import DONE, USER_ERROR, DiskError, UserError
-from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.evaluation.results import Results
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
@@ -145,7 +146,7 @@ class GridRun(GridPoint):
 
     def read_results(self) -> None:
         """Set `results` from the run folder; {} if no process has finished the training yet."""
-        self.results = training_results(self.folder) or {}
+        self.results = StoredRun(self.folder).final_metrics or {}
 
 
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:

@@ -25,8 +25,8 @@ from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
-from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
-from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.training.resume import changed_keys
@@ -130,7 +130,7 @@ class Measurements:
         return values
 
     def _is_finished(self, run: Recipe) -> bool:
-        return training_results(self._folder.below(run.name)) is not None and self._fits(run)
+        return StoredRun(self._folder.below(run.name)).final_metrics is not None and self._fits(run)
 
     def _fits(self, run: Recipe) -> bool:
         """Return whether the run folder of a run has the config of this request; if not, print the differences."""
@@ -143,9 +143,9 @@ class Measurements:
 
         The metrics include `AP LABEL` for each label. `evaluator` is a name of `evaluation.metrics.published`.
         """
-        folder = self._folder.below(run.name)
-        scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0]).readable()
-        space = read_label_space(folder)
+        stored = StoredRun(self._folder.below(run.name))
+        scored = stored.split(stored.config.data.test_splits[0]).readable()
+        space = read_label_space(stored.folder)
         metrics = published.preset(evaluator, scored.scores, scored.codes, frequency=space.frequency)
         per_label = published.average_precisions(evaluator, scored.scores, scored.codes)
         metrics |= {f"AP {name}": value for name, value in zip(space.names, per_label, strict=True)}

@@ -12,7 +12,7 @@ import numpy as np
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, MetricChange, compare_runs
+from mlmoe_jax.apps.tools.compare import Comparison, MetricChange, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
@@ -40,7 +40,7 @@ def metrics(files: RunFiles) -> list[Any]:
         meanings = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
         caption = f"{PREDICTIONS.caption} at {at}: {_meaning(at, THRESHOLD_MEANINGS)}"
         table = _metric_table(f"metrics-at-{at}", caption, meanings, files)
-        parts.append(table if at == f"{files.settings.threshold:g}" else Details(f"Metrics at {at}", [table]))
+        parts.append(table if at == f"{files.main_settings.threshold:g}" else Details(f"Metrics at {at}", [table]))
     return parts
 
 
@@ -101,7 +101,7 @@ def differences(files: RunFiles) -> list[Any]:
 
     Raises UserError if the runs cannot be compared: no scores, different labels, or no common image.
     """
-    comparison = compare_runs(ComparedRun.of(files.other.folder), ComparedRun.of(files.folder))
+    comparison = compare_runs(files.other, files)
     changes = [(label, change) for label, change in comparison.ap.items() if not math.isnan(change.difference)]
     changes.sort(key=lambda pair: -pair[1].difference)
     return [
@@ -178,7 +178,7 @@ def score_curves(files: RunFiles) -> list[Any]:
 
     Both curves pool the scores of all labels.
     """
-    entries = files.corrected.entries(files.settings.difficult)
+    entries = files.corrected.entries(files.main_settings.difficult)
     scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
     points = precision_recall_points(rank_all(scores, positive, valid), scores[known])

@@ -1,4 +1,4 @@
-"""The files of a run folder for the report. Each file is read once. The value of a missing file is None or empty.
+"""The files of a run folder that only the report reads. The value of a missing file is None or empty.
 
 Shape letters: N images, K labels, S sample images, E entries of a gate.
 """
@@ -13,28 +13,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.report.predictions import Predictions, read_thumbnails
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
-from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import (
-    OUT_OF_FOLD,
-    MetricSettings,
-    SplitResult,
-    SplitScores,
-    metric_scores,
-    read_labels,
-    read_scores,
-    read_split_results,
-)
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, MetricSettings, SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs import folder as files
 from mlmoe_jax.runs.checkpoint import newest_notes
-from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space
-from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.training.selection import Selection
 
@@ -72,31 +60,23 @@ class Samples:
     attention: Mapping[str, np.ndarray]
 
 
-class RunFiles:
-    """The files of a run folder. A file is read when its attribute is used for the first time.
-
-    The first use of an attribute raises UserError if the file is damaged, or is a link that leads out of the folder.
+class RunFiles(StoredRun):
+    """A run with everything that its report shows.
 
     Attributes:
-      folder: the run folder.
       name: the last part of the path of the folder.
       other: the files of the run to compare with; None = no comparison.
     """
 
     def __init__(self, folder: RunFolder, other: RunFiles | None = None):
-        self.folder = folder
-        self.folder.require(files.CONFIG)
+        super().__init__(folder)
+        folder.require(files.CONFIG)
         self.name = (folder.path.resolve() if folder.is_local else folder.path).name
         self.other = other
 
     def command(self, mode: str, *flags: str) -> str:
         """Return the shell command that runs a mode on this folder."""
         return f"mlmoe {shlex.join([mode, f'--workdir={self.folder}', *flags])}"
-
-    @cached_property
-    def config(self) -> ConfigDict:
-        """The config of the run. Keys that the stored config lacks have their default values."""
-        return read_config(self.folder)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -114,44 +94,16 @@ class RunFiles:
         notes = newest_notes(self.folder)
         return Selection.from_notes({}, notes) if notes else None
 
-    @cached_property
-    def thresholds(self) -> Thresholds | None:
-        """The thresholds that `mlmoe predict` uses, and their origin; None if thresholds.json is missing."""
-        return stored_thresholds(self.folder)
-
-    @cached_property
+    @property
     def names(self) -> Sequence[str]:
         """The names of the labels; empty if labels.txt is missing."""
-        return read_labels(self.folder) if self.has(files.LABELS) else ()
-
-    @cached_property
-    def label_space(self) -> LabelSpace | None:
-        """The labels with their training statistics; None if label_space.npz is missing."""
-        return read_label_space(self.folder) if self.has(files.LABEL_SPACE) else None
-
-    @property
-    def tree(self) -> LabelTree:
-        """The label tree (implications between labels); empty if label_space.npz is missing."""
-        return INDEPENDENT if self.label_space is None else self.label_space.tree
+        return self.labels if self.has(files.LABELS) else ()
 
     # -------------------------------------------------------------------------------------------------- results
-    @cached_property
-    def results(self) -> dict[str, SplitResult]:
-        """Split -> its entry in results.json; {} if the file is missing."""
-        return read_split_results(self.folder) if self.has(files.RESULTS) else {}
-
-    @cached_property
-    def main(self) -> str:
-        """The main split, which the sections about a single split describe.
-
-        It is the first test split with results, or the first other split with results; "" without results.
-        """
-        return next((name for name in (*self.config.data.test_splits, *self.results) if name in self.results), "")
-
     @property
-    def settings(self) -> MetricSettings:
+    def main_settings(self) -> MetricSettings:
         """The settings with which the metrics of the main split were computed."""
-        return self.results[self.main].settings
+        return self.settings(self.main)
 
     @cached_property
     def per_class(self) -> dict[str, dict[str, Row]]:
@@ -161,35 +113,25 @@ class RunFiles:
             tables.setdefault(row.pop("split"), {})[row.pop("label")] = row
         return tables
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the main split has stored scores."""
+        return self.main != "" and self.results[self.main].scores != ""
+
     @cached_property
     def raw(self) -> SplitScores | None:
         """The readable images of the main split with their uncalibrated probabilities; None without stored scores."""
-        entry = self.results.get(self.main)
-        return read_scores(self.folder)[self.main].readable() if entry and entry.scores else None
+        return self.split(self.main).readable() if self.has_scores else None
 
     @property
     def scored(self) -> SplitScores | None:
-        """The scores from which the metrics of the main split are computed, see `metric_scores`; None if missing."""
-        return metric_scores(self.raw, self.tree, self.settings) if self.raw else None
+        """The readable images of the main split with the scores of the metrics; None without stored scores."""
+        return self.measured_split(self.main).readable() if self.has_scores else None
 
     @property
     def corrected(self) -> SplitScores | None:
-        """The scores of the main split as the run reports them, see `correct`; None without stored scores."""
-        return replace(self.raw, scores=self.correct(self.raw.scores)) if self.raw else None
-
-    def correct(self, scores: np.ndarray) -> np.ndarray:
-        """Return the probabilities that the run reports: calibrated, and consistent with the label tree.
-
-        Args:
-          scores: f64[N,K], uncalibrated probabilities.
-        """
-        stored = self.thresholds
-        return scores if stored is None else stored.correct(scores, self.names, self.reported_tree)
-
-    @property
-    def reported_tree(self) -> LabelTree:
-        """The label tree with which the reported scores are consistent; empty if `eval.consistent` is false."""
-        return self.tree if self.config.eval.consistent else INDEPENDENT
+        """The scores of the main split as the run reports them; None without stored scores."""
+        return self.reported_split(self.main) if self.has_scores else None
 
     @cached_property
     def predictions(self) -> Predictions | None:
@@ -201,7 +143,7 @@ class RunFiles:
         scored, stored = self.corrected, self.thresholds
         if not scored:
             return None
-        limits, origin = self.settings.threshold, f"{self.settings.threshold:g} for every label"
+        limits, origin = self.main_settings.threshold, f"{self.main_settings.threshold:g} for every label"
         if stored is not None and stored.source.get("split") != self.main:
             limits, origin = stored.limits(self.names), files.THRESHOLDS
         consistency = Consistency.of(self.reported_tree, limits, len(self.names))

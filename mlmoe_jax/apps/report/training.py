@@ -59,8 +59,8 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
         return {}
     count = min(resamples, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
-    entries = scored.entries(files.settings.difficult)
-    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, files.settings.threshold)
+    entries = scored.entries(files.main_settings.difficult)
+    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, files.main_settings.threshold)
     parts = [measure(weights)[0] for weights in draw(len(scored), count, SEED)]
     metrics = files.results[files.main].metrics
     ends = {

@@ -9,9 +9,8 @@ from mlmoe_jax.apps.tools.fit_thresholds import changing_thresholds, fit_table, 
 from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
-from mlmoe_jax.evaluation.results import read_scores, require_split
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity
@@ -34,17 +33,17 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
       UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or
         has too few images.
     """
-    with changing_thresholds(folder):
-        config, table, names = open_split_to_fit(folder, overrides, "calibrate")
-        stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
-        calibrated = replace(stored, calibration=fit_calibration(table, names, config))
+    with changing_thresholds(folder) as run:
+        config, table = open_split_to_fit(run, overrides, "calibrate")
+        stored = run.thresholds or Thresholds.fixed(run.labels, config.eval.threshold)
+        calibrated = replace(stored, calibration=fit_calibration(table, run.labels, config))
         if stored.source:
             goal = {key: key.rpartition(".")[2] for key in keys_read("fit")}
             config.update_from_flattened_dict(
                 {key: stored.source[name] for key, name in goal.items() if name in stored.source}
             )
-            fitted_on = require_split(folder, read_scores(folder), stored.source["split"])
-            calibrated = fit_thresholds(fitted_on, names, config, calibrated)
+            fitted_on = run.split(stored.source["split"])
+            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated)
             status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
         write_thresholds(folder, calibrated)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")

@@ -16,16 +16,9 @@ from etils import epath
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import RESAMPLES_AT_ONCE, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.metrics.entries import Entries
-from mlmoe_jax.evaluation.results import (
-    MetricSettings,
-    SplitScores,
-    metric_scores,
-    read_labels,
-    read_scores,
-    read_split_results,
-    require_split,
-)
-from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, read_label_space
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -127,52 +120,22 @@ class Comparison:
     resamples: int
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """The stored results of a run that is compared.
-
-    Attributes:
-      folder: the run folder.
-      labels: the names of the labels.
-      splits: split -> its scores.
-      settings: split -> the settings with which its metrics were computed.
-      reported: the names of the test splits in the config of the run.
-    """
-
-    folder: RunFolder
-    labels: tuple[str, ...]
-    splits: dict[str, SplitScores]
-    settings: dict[str, MetricSettings]
-    reported: tuple[str, ...]
-
-    @classmethod
-    def of(cls, folder: RunFolder) -> ComparedRun:
-        """Read the stored results of a run folder. Raise UserError if it has no scores."""
-        folder.require(CONFIG)
-        splits = read_scores(folder)
-        settings = {name: entry.settings for name, entry in read_split_results(folder).items()}
-        if (folder / LABEL_SPACE).exists():
-            tree = read_label_space(folder).tree
-            splits = {name: metric_scores(split, tree, settings[name]) for name, split in splits.items()}
-        return cls(folder, read_labels(folder), splits, settings, read_config(folder).data.test_splits)
-
-
-def first_shared_split(first: ComparedRun, second: ComparedRun) -> str:
+def first_shared_split(first: StoredRun, second: StoredRun) -> str:
     """Return the name of a split for which both runs have scores. Test splits of the first run are preferred.
 
     Raises UserError if there is no such split.
     """
-    for name in (*first.reported, *first.splits):
-        if name in first.splits and name in second.splits:
+    for name in (*first.config.data.test_splits, *first.scored_splits):
+        if name in first.scored_splits and name in second.scored_splits:
             return name
     raise UserError(
-        f"{first.folder} has scores of {', '.join(first.splits)} and {second.folder} of "
-        f"{', '.join(second.splits)}; run mlmoe eval for both on the same --config.data.test_splits"
+        f"{first.folder} has scores of {', '.join(first.scored_splits)} and {second.folder} of "
+        f"{', '.join(second.scored_splits)}; run mlmoe eval for both on the same --config.data.test_splits"
     )
 
 
 def compare_runs(
-    first: ComparedRun, second: ComparedRun, *, split: str | None = None, resamples: int = RESAMPLES
+    first: StoredRun, second: StoredRun, *, split: str | None = None, resamples: int = RESAMPLES
 ) -> Comparison:
     """Compare two runs on one split.
 
@@ -190,7 +153,7 @@ def compare_runs(
     """
     split = split or first_shared_split(first, second)
     a, b, counts = _match_images(first, second, split)
-    settings = first.settings[split]
+    settings = first.settings(split)
     truth = a.entries(settings.difficult)
     measures = [WeightedMetrics(scored.scores, truth.positive, truth.valid, settings.threshold) for scored in (a, b)]
     names, changes = _measure_changes(measures, split, len(a), resamples)
@@ -209,14 +172,12 @@ def compare_runs(
 
 
 # ------------------------------------------------------------------------------------------------- matching the images
-def _match_images(
-    first: ComparedRun, second: ComparedRun, split: str
-) -> tuple[SplitScores, SplitScores, dict[str, int]]:
+def _match_images(first: StoredRun, second: StoredRun, split: str) -> tuple[SplitScores, SplitScores, dict[str, int]]:
     """Return the scores of both runs for the images that are readable in both runs, and `Comparison.counts`.
 
     The images and labels of both results are in the order of the first run.
     """
-    a, b = (require_split(run.folder, run.splits, split) for run in (first, second))
+    a, b = (run.measured_split(split) for run in (first, second))
     if different := sorted(set(first.labels) ^ set(second.labels)):
         raise UserError(f"the runs have different labels, such as {different[0]}; compare runs on the same labels")
     b = b.with_labels(np.array([second.labels.index(name) for name in first.labels]))
@@ -232,7 +193,7 @@ def _match_images(
     return a.take(is_read), b.take(is_read), counts
 
 
-def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores, b: SplitScores) -> None:
+def _require_same_truth(first: StoredRun, second: StoredRun, a: SplitScores, b: SplitScores) -> None:
     """Raise UserError if the true labels of an image differ between the runs.
 
     Args:
@@ -347,7 +308,7 @@ def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, out
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
-    comparison = compare_runs(ComparedRun.of(a), ComparedRun.of(b), split=split)
+    comparison = compare_runs(StoredRun(a), StoredRun(b), split=split)
     changes = _change_rows(comparison)
     if output:
         with open_output(OutputTarget(epath.Path(output), "csv")) as file:

@@ -14,18 +14,12 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
-from mlmoe_jax.evaluation.results import (
-    OUT_OF_FOLD,
-    SplitScores,
-    read_labels,
-    read_scores,
-    read_split_results,
-    require_split,
-)
-from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.shared_model import is_untrained, read_origin
-from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -55,9 +49,9 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     levels = keys & {"precision", "miss_rate"}
     if "goal" not in keys and len(levels) == 1:
         overrides = [*overrides, ("thresholds.goal", *levels)]
-    with changing_thresholds(folder):
-        config, table, names = open_split_to_fit(folder, overrides, "fit")
-        thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
+    with changing_thresholds(folder) as run:
+        config, table = open_split_to_fit(run, overrides, "fit")
+        thresholds = fit_thresholds(table, run.labels, config, run.thresholds)
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict uses")
     document = {**thresholds.source, "thresholds": thresholds.values}
@@ -66,26 +60,26 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 
 
 @contextlib.contextmanager
-def changing_thresholds(folder: RunFolder) -> Iterator[None]:
-    """Hold the lock of the results from the reading of scores and thresholds to the writing of the new thresholds.
+def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
+    """Hold the lock of the results, from the reading of the run, which is returned, to the writing of the thresholds.
 
     Raises:
       UserError: the folder has no results, or a training writes to it, whose end would replace the thresholds.
     """
-    read_split_results(folder)
+    StoredRun(folder).require_results()
     with folder.changing_results():  # a training that starts from here on waits for the lock, see `write_fixed`
         if folder.is_in_use():
             raise InUse(f"a training is writing to {folder}, and its end replaces the thresholds; wait for it")
-        yield
+        yield StoredRun(folder)
 
 
 def open_split_to_fit(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]], stage: str
-) -> tuple[ConfigDict, SplitScores, tuple[str, ...]]:
-    """Return the config of a run with `overrides`, the stored scores of the split to fit on, and the label names.
+    run: StoredRun, overrides: Sequence[tuple[str, str]], stage: str
+) -> tuple[ConfigDict, SplitScores]:
+    """Return the config of a run with `overrides`, and the stored scores of the split to fit on.
 
     Args:
-      folder: the run folder.
+      run: the run, whose config is changed.
       overrides: pairs of config key and text.
       stage: the stage of the fit, `fit` or `calibrate`.
 
@@ -93,8 +87,7 @@ def open_split_to_fit(
       UserError: the stage does not read a key of `overrides`, the split to fit on is a test split whose metrics the run
         reports, or it has no stored scores.
     """
-    folder.require(CONFIG)
-    config = read_config(folder)
+    config = run.config
     for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
         raise UserError(f"--config.{key} cannot be set here; only {', '.join(keys_read(stage))} can")
     configuration.apply_overrides(config, list(overrides))
@@ -102,12 +95,12 @@ def open_split_to_fit(
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
     # Only a model with this head can be untrained, and a file of other models can be large.
-    origin = read_origin(folder) if config.model.head.kind == "cosine" else {}
+    origin = read_origin(run.folder) if config.model.head.kind == "cosine" else {}
     trained = not is_untrained(config, origin)
-    table = require_split(folder, read_scores(folder), split_to_fit(config, trained=trained))
+    table = run.split(split_to_fit(config, trained=trained))
     if table.name not in (OUT_OF_FOLD, config.data.train_split):
-        warn_of_leak(folder, table.name, table.ids.tolist())
-    return config, table, read_labels(folder)
+        warn_of_leak(run.folder, table.name, table.ids.tolist())
+    return config, table
 
 
 def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str], document: Any) -> Table:

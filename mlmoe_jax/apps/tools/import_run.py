@@ -68,7 +68,7 @@ def _write_untrained(
 ) -> None:
     with folder.writing_by_first():
         if distributed.is_first():
-            write_adapter(folder, {**parts.trainable, **parts.stats}, NOTES)
+            write_adapter(folder, parts.learned, NOTES)
             write_run_metadata(folder, config, space, preprocess, parts)
 
 

@@ -22,7 +22,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.evaluation.results import Results
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -173,7 +174,7 @@ def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
     """Run a training unless it is already finished, and return its results. `title` names it in messages."""
     config_of_run(config, folder)
-    if (finished := training_results(folder)) is not None:
+    if (finished := StoredRun(folder).final_metrics) is not None:
         status(f"{title}: already finished")
         return finished
     status(title)

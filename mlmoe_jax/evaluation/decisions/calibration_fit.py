@@ -25,7 +25,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.models.calibration import Calibration, to_logits
+from mlmoe_jax.models.calibration import Calibration
+from mlmoe_jax.runs.decisions import to_logits
 from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
 from mlmoe_jax.runtime.machine import cores
 

@@ -13,7 +13,7 @@ from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds, least_to_bound
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
-from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.runs.decisions import Thresholds
 from mlmoe_jax.runtime.array_types import Bools, Floats
 
 # Labels with fewer positive images share one threshold. Otherwise one positive image with a low score could lead to a

@@ -12,7 +12,8 @@ from jaxtyping import Float32
 
 from mlmoe_jax.data.features import FeatureTable
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime import distributed
@@ -57,7 +58,7 @@ def fit_classifier(
       The score of each training image by the model that was fitted without the fold of the image.
     """
     if int(state.step) and training_finished(experiment.folder):
-        return read_scores(experiment.folder)[OUT_OF_FOLD]
+        return StoredRun(experiment.folder).split(OUT_OF_FOLD)
     config, split = experiment.config, experiment.data.train_split
     features, read = split.features.readable()
     features = _classified(experiment, state, split.features, features)

@@ -5,7 +5,7 @@ from helpers import tiny
 from helpers.commands import printed, succeeded
 from helpers.scored_run import drawn_split, write_run
 
-from mlmoe_jax.runs.thresholds import read_thresholds
+from mlmoe_jax.runs.decisions import read_thresholds
 
 
 # --------------------------------------------------------------------------------------------------------- on digits

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from helpers import small_program
 from helpers.commands import csv_rows, printed, refused, succeeded
-from helpers.scored_run import stored_metrics
+from helpers.scored_run import stored_metrics, stored_scores
 from PIL import Image
 
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
 from mlmoe_jax.config import load_config, split_references
 from mlmoe_jax.data.sources.digits import open_scenes
-from mlmoe_jax.evaluation.results import read_scores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.version import __version__
 
@@ -88,7 +88,7 @@ def test_training_leaves_a_complete_run_folder(trained):
         assert (folder / name).is_file(), name
     assert not (folder / "frozen.safetensors").exists(), "the catalogue has these weights"
     assert stored_metrics(folder) == results
-    assert read_scores(RunFolder(folder)).keys() == results.keys()
+    assert stored_scores(RunFolder(folder)).keys() == results.keys()
     assert "parameters trainable" in done.stderr
 
 
@@ -166,4 +166,4 @@ def test_predict_gives_the_scores_of_eval(command, trained, tmp_path):
     output = tmp_path / "p.jsonl"
     succeeded(command("--mode=predict", f"--workdir={folder}", f"--images={tmp_path / 'scenes'}", f"--output={output}"))
     ours = np.array([[*json.loads(line)["scores"].values()] for line in output.read_text().splitlines()])
-    np.testing.assert_allclose(ours, read_scores(RunFolder(folder))["test"].scores[:5], rtol=1e-5)
+    np.testing.assert_allclose(ours, StoredRun(RunFolder(folder)).split("test").scores[:5], rtol=1e-5)

@@ -32,8 +32,8 @@ from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.pretrained.peft import CONFIG, read_peft
 from mlmoe_jax.runs.assemble import abstract_parts, assemble
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
 PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "deployment.md", "python", "Export")]
 RUN = "runs/digits"  # as in the page

@@ -20,12 +20,13 @@ from mlmoe_jax.apps.hub import card
 from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.report import run_files, training
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.evaluation.results import SplitScores, read_scores
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared_model import FILES, LAYOUT, run_folder, selection_origin
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
@@ -141,7 +142,7 @@ def test_the_model_card(pushed):
 
 
 def test_the_model_card_says_what_out_of_fold_is(own):
-    write_results(own, {"out_of_fold": METRICS}, replace(read_scores(own)["test"], name="out_of_fold"))
+    write_results(own, {"out_of_fold": METRICS}, replace(StoredRun(own).split("test"), name="out_of_fold"))
     text = card_of(own)
     assert "`out_of_fold` are the training images, each scored by a fit without the image." in text
     assert "AP is the average precision on out\\_of\\_fold, and" in text
@@ -190,7 +191,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     shutil.copy(cache_folder() / "tiny.safetensors", own.model.backbone.weights)
     run = RunFolder(tmp_path / "run")
     write_published(run, own)
-    write_results(run, {"test": METRICS}, read_scores(made[0])["test"])
+    write_results(run, {"test": METRICS}, StoredRun(made[0]).split("test"))
     assert share.push(run, "user/own").exit_code == 0
     files = hub.repositories["user/own"]["main"]
     assert json.loads(files["config.json"])["model"]["backbone"]["weights"] == "mine.safetensors"

@@ -16,13 +16,14 @@ from helpers.scored_run import stored_metrics
 from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.report import page, result_sections, run_files, training
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
+from mlmoe_jax.apps.tools.compare import compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS
-from mlmoe_jax.evaluation.results import read_scores, read_split_results, write_split_results
+from mlmoe_jax.evaluation.results import write_split_results
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.training.selection import Selection
 
 
@@ -146,7 +147,7 @@ def test_metrics_are_shown_with_their_definitions(text, run):
 
 
 def test_differences_are_those_of_the_comparison(text, run, other):
-    comparison = compare_runs(ComparedRun.of(other), ComparedRun.of(run), resamples=20)
+    comparison = compare_runs(StoredRun(other), StoredRun(run), resamples=20)
     rows = rows_of(text, "difference-table")
     assert set(rows) == set(NAMES)
     for name, change in comparison.ap.items():
@@ -169,7 +170,7 @@ def test_thresholds_and_their_origin(text, tmp_path):
 
 def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
     folder = make_run(tmp_path / "run", samples=0)
-    fitted = fit_thresholds(read_scores(folder)["val"], NAMES, RunFiles(folder).config)
+    fitted = fit_thresholds(StoredRun(folder).split("val"), NAMES, RunFiles(folder).config)
     fitted.source["before"]["CP"] = float("nan")  # no label was predicted
     write_thresholds(folder, fitted)
     text = page.write_report(folder).read_text()
@@ -230,15 +231,15 @@ def test_runs_with_equal_names_are_told_apart(run, copied, no_bundle):
 # -------------------------------------------------------------------------------------------------- a later evaluation
 def test_results_are_read_with_their_settings(tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
-    results = read_split_results(folder)
+    results = StoredRun(folder).results
     settings = replace(results["test"].settings, difficult="ignore", threshold=0.25)
     metrics = results["test"].metrics | {"CF1@0.25": 0.5}
     later = {"test": replace(results["test"], metrics=metrics, settings=settings)}
     write_split_results(folder, later, keep_others=True)
     files = RunFiles(folder)
     assert "CF1@0.25" in repr(result_sections.metrics(files))
-    run, codes = ComparedRun.of(folder), files.raw.codes
-    assert (run.settings["test"], run.settings["val"]) == (settings, results["val"].settings)
+    codes = files.raw.codes
+    assert (files.settings("test"), files.settings("val")) == (settings, results["val"].settings)
     assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(
         result_sections.score_curves(files)
     )

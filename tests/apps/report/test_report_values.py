@@ -25,11 +25,12 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
-from mlmoe_jax.evaluation.results import SplitScores, read_scores
-from mlmoe_jax.models.calibration import probabilities, to_logits
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, to_logits, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -77,7 +78,7 @@ def test_worst_mistakes_match_a_plain_loop():
 
 
 def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
-    test, cuts = read_scores(run)["test"], (0.1, 0.2, 0.3, 0.4, np.inf)  # of the made run
+    test, cuts = StoredRun(run).split("test"), (0.1, 0.2, 0.3, 0.4, np.inf)  # of the made run
     negative = np.where((test.codes == 0) & (test.scores >= cuts), test.scores, 0)
     assert data_block(text, "mistakes-false")["rows"][0][1] == pytest.approx(negative.max(), abs=1e-4)
     available = set(image_ids("test", 3))  # the samples: the data set of the run has other images

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.scored_run import drawn_split, write_run
+from helpers.scored_run import drawn_split, stored_scores, write_run
 
 from mlmoe_jax.apps.tools.calibrate import calibrate_run
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
-from mlmoe_jax.evaluation.results import read_scores
+from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import read_thresholds, write_fixed
 from mlmoe_jax.runs.folder import RunFolder, read_config
-from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_thresholds_are_fitted_to_corrected_scores(folder):
     calibrate_run(folder)
     calibration = read_thresholds(folder).calibration
     fit_run(folder)
-    stored, scored = read_thresholds(folder), read_scores(folder)
+    stored, scored = read_thresholds(folder), stored_scores(folder)
     assert stored.calibration == calibration
     val = replace(scored["val"], scores=stored.correct(scored["val"].scores, "abc"))
     expected = fit_thresholds(val, "abc", read_config(folder))
@@ -58,7 +58,7 @@ def test_a_new_calibration_fits_thresholds_again_in_the_same_way(folder, goal, k
     """A level without a goal sets the goal."""
     keys = [(f"thresholds.{key}", value)]
     fit_run(folder, keys)
-    fitted, raw = read_thresholds(folder), read_scores(folder)["test"].scores
+    fitted, raw = read_thresholds(folder), StoredRun(folder).split("test").scores
     predicted = fitted.predict(raw, "abc")
     calibrate_run(folder)
     stored = read_thresholds(folder)

@@ -10,7 +10,6 @@ from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.apps.tools import compare as module
 from mlmoe_jax.apps.tools.compare import (
-    ComparedRun,
     MetricChange,
     ScoreChange,
     changed_images,
@@ -21,6 +20,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.stored_run import StoredRun
 
 
 def noisier(table: SplitScores, by: float = 0.3, seed: int = 9) -> SplitScores:
@@ -29,7 +29,7 @@ def noisier(table: SplitScores, by: float = 0.3, seed: int = 9) -> SplitScores:
 
 
 def compare_runs(a, b, **options):
-    return module.compare_runs(ComparedRun.of(a), ComparedRun.of(b), **options)
+    return module.compare_runs(StoredRun(a), StoredRun(b), **options)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_scores_that_agree_with_the_tree_are_compared(two):
     replace(synthetic_label_space(3, 1), names=tuple("abc"), tree=LabelTree(((0, 1),))).save(buffer)
     a.write_bytes("label_space.npz", buffer.getvalue())
     after = compare_runs(a, b, resamples=20)
-    table = ComparedRun.of(a).splits["test"]
+    table = StoredRun(a).measured_split("test")
     assert (table.scores[:, 0] <= table.scores[:, 1]).all()
     assert after.ap["b"].a != before.ap["b"].a
     assert (after.ap["a"].a, after.ap["b"].b) == (before.ap["a"].a, before.ap["b"].b)

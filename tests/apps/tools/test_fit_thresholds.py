@@ -11,9 +11,9 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds
 from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.shared_model import write_adapter
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 
 def config_with(difficult: str = "negative", **settings: str):

@@ -7,8 +7,8 @@ from helpers.paths import PARITY
 from helpers.scored_run import write_results
 
 from mlmoe_jax.evaluation.metrics import threshold_search
+from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, write_fixed, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_fixed, write_thresholds
 
 
 def test_a_class_without_any_prediction():

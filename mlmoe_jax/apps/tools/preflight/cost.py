@@ -44,8 +44,8 @@ def count_cost(config: ConfigDict) -> dict[str, Any]:
       UserError: the number of labels is unknown.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
-    trainable, frozen = parts.trainable, parts.frozen
-    params, learned = {**trainable, **frozen}, {**trainable, **parts.stats}
+    trainable, frozen, learned = parts.trainable, parts.frozen, parts.learned
+    params = {**trainable, **frozen}
     layers, extra, norms = parts.definition.merge(params, parts.stats).published_macs(config.data.image_size)
     moments = jax.tree.leaves(jax.eval_shape(steps.optimizer.init, trainable))
     return {

@@ -1,4 +1,8 @@
-"""How the scores of a run become decisions: its thresholds and its calibration, which thresholds.json holds."""
+"""How the scores of a run become decisions: its thresholds and its calibration, which thresholds.json holds.
+
+`models.calibration` and `models.consistency` have the functions that the model computes with, and
+`evaluation.decisions` the fits.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,34 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
+from scipy.special import logit
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.calibration import Calibration, to_logits
+from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
 from mlmoe_jax.runtime.array_types import Bools, Floats
 from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import keep_edited
 
 _logger = logging.getLogger(__name__)
+
+_LIMITS = -104.0, 25 * np.log(2)  # logits of the numbers that float32 rounds to 0 and to 1
+
+
+def to_logits(scores: np.ndarray) -> Floats:
+    """Return the logits f64[...] of stored probabilities [...].
+
+    The logits are finite. Probabilities that float32 rounded to 0 or 1 get the limits in _LIMITS.
+    """
+    return np.clip(logit(np.asarray(scores, np.float64)), *_LIMITS)
 
 
 @dataclass(frozen=True)
@@ -83,15 +100,36 @@ class Thresholds:
           tree: which labels imply and exclude each other; by default none do.
         """
         corrected = self.correction(names)(to_logits(scores)) if self.calibration else scores
-        return Consistency.of(tree, self.limits(names), len(names))(corrected) if tree else corrected
+        return self.consistency(names, tree)(corrected) if tree else corrected
+
+    def consistency(self, names: Sequence[str], tree: LabelTree) -> Consistency:
+        """Return the function that lets scores of the labels `names` agree with a tree at these thresholds."""
+        return Consistency.of(tree, self.limits(names), len(names))
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
         """Return which labels are predicted, bool[N,K], in agreement with the tree of labels.
 
         The arguments are described in `correct`.
         """
-        limits = Consistency.of(tree, self.limits(names), len(names)).limits
-        return self.correct(scores, names, tree) >= limits
+        return self.correct(scores, names, tree) >= self.consistency(names, tree).limits
+
+    def used(self, config: ConfigDict, names: Sequence[str], *, replaced: bool) -> Thresholds:
+        """Return the thresholds and the calibration with which a run predicts.
+
+        Args:
+          config: the config of the prediction. Without `calibration.use`, scores are raw, and thresholds that were
+            fitted to calibrated scores are replaced by `eval.threshold`.
+          names: the names of the labels.
+          replaced: whether `eval.threshold` replaces all thresholds.
+        """
+        threshold = float(config.eval.threshold)
+        calibration = self.calibration if config.calibration.use else {}
+        if replaced:
+            return Thresholds.fixed(names, threshold, calibration)
+        if self.source and self.calibration and not calibration:
+            status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
+            return Thresholds.fixed(names, threshold)
+        return replace(self, calibration=calibration)
 
 
 def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
