@@ -81,7 +81,7 @@ class Decoding:
 
     @classmethod
     def from_config(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
-        """Return the decoding settings of `config.data`. `at_least` is as in `Decoding`."""
+        """Return the decoding settings of `config.data`."""
         return cls(at_least, data_config.truncated, data_config.exif, data_config.gray_bits)
 
 
@@ -94,14 +94,12 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
     Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, in
     grayscale of the `decoding.gray_bits` that they use. An animation becomes its first frame. Color profiles are not
     applied, as in the authors' codes. Transparent pixels are blended onto white, as in web pages, because their stored
-    color is arbitrary.
-
-    Args:
-      name: name of the image in errors; "" uses the path or the number of bytes.
+    color is arbitrary. Errors call the image `name`, by default its path or its number of bytes.
 
     Raises:
       BadImage: the file is missing, not a regular file, empty, truncated or damaged. Or its format is not one of
-        IMAGE_FORMATS, the file is larger than MAX_FILE bytes, or decoding needs more than MAX_DECODED bytes of memory.
+        IMAGE_FORMATS, the file is larger than MAX_FILE bytes, or decoding needs more than MAX_DECODED bytes of
+        memory.
     """
     return to_pixels(open_image(source, name=name, decoding=decoding))
 
@@ -129,10 +127,7 @@ def open_image(
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """Convert an RGB image of Pillow to a read-only array u8[h,w,3].
-
-    Large images are converted in strips to save memory.
-    """
+    """Convert an RGB image of Pillow to a read-only array u8[h,w,3], in strips to save memory if it is large."""
     strips = _strips(image)
     if len(strips) == 1:
         return np.asarray(image)
@@ -158,10 +153,7 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
-    """Return (width, height) of a local image file after its EXIF orientation; None if the file cannot be read.
-
-    Only the header is read.
-    """
+    """Return (width, height) of a local image by its header, after EXIF orientation; None if it cannot be read."""
     try:
         with Image.open(find_file(path), formats=readable_formats()) as image:
             across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
@@ -256,10 +248,7 @@ def _rgb(image: Image.Image, gray_bits: int) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Blend a transparent image onto a white background, and return an RGB image.
-
-    The image is processed in strips, because blending needs three copies.
-    """
+    """Blend a transparent image onto white, in strips, because blending needs three copies. Return an RGB image."""
     blended = Image.new("RGB", image.size)
     for box in _strips(image):
         strip = image.crop(box).convert("RGBA")
@@ -268,7 +257,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(gray: np.ndarray, bits: int) -> Image.Image:
-    """Convert a gray image with 16 bits per pixel, of which `bits` are used, to RGB. Pillow would clip values at 255.
+    """Convert a 16-bit gray image, of which `bits` are used, to RGB, without Pillow's clipping at 255.
 
     `info` of the result has the largest value of the image under BRIGHTEST.
     """

@@ -51,13 +51,13 @@ class FeatureTable:
 
     @property
     def part_rows(self) -> int:
-        """The number of images per part. The last part may have fewer images."""
+        """The number of images per part, except the last."""
         return max(1, PART_BYTES // self.row_bytes)
 
     def missing(self, is_readable: Callable[[int], bool] = lambda row: False) -> list[int]:
-        """Return the indices of the parts that must be computed.
+        """Return the parts to compute: those that are not in the cache, and those with an image that is readable again.
 
-        They are not in the cache, or `is_readable` is True for the row of an image that could not be read before.
+        `is_readable` is asked for the row of each image that could not be read before.
         """
 
         def is_stale(part: int) -> bool:
@@ -71,14 +71,9 @@ class FeatureTable:
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
-        """Write the features of the n images of a part to the cache.
+        """Write the features [n,…] of the n images of a part, and `read` bool[n], whether each image could be read.
 
-        Args:
-          features: kind -> features [n,…].
-          read: bool[n], whether each image could be read.
-
-        Raises:
-          UserError: a feature is not finite in the dtype of the files, for instance too large for float16.
+        Raises UserError if a feature is not finite in the dtype of the files, for instance too large for float16.
         """
         for kind, values in features.items():
             with np.errstate(over="ignore"):
@@ -90,9 +85,9 @@ class FeatureTable:
         _mapped.cache_clear()  # the files may be new versions of mapped files
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
-        """Return the features of image `row` as a dict: kind -> array in the dtype of `kinds`.
+        """Return the features of image `row` by kind, in the dtype of `kinds`; None if the image could not be read.
 
-        Return None if the image could not be read. Raises UserError if a file is damaged.
+        Raises UserError if a file is damaged.
         """
         part, position = divmod(row, self.part_rows)
         if not self._open(part, READ)[position]:
@@ -137,10 +132,7 @@ def open_feature_table(
 ) -> FeatureTable:
     """Return the feature cache of a split. Parts that have not been computed yet are listed by `missing`.
 
-    Args:
-      kinds: name -> (shape, dtype) of the features of one image.
-      stored: the dtype in the files, float32 or float16.
-      settings: all other settings that the features depend on. Other settings use another folder of the cache.
+    `settings` are all others that the features depend on, and each of their values has its own folder of the cache.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):

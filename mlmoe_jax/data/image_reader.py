@@ -43,10 +43,7 @@ class Geometry:
 
     @property
     def smallest_useful_side(self) -> int:
-        """The least short side in pixels to which decoding may reduce a JPEG without a later enlargement.
-
-        0 means that the image must be decoded at full size, because a random crop is taken from it.
-        """
+        """The least short side in pixels to which decoding may reduce a JPEG; 0 = full size, for a random crop."""
         match self.fit:
             case "square":
                 return self.image_size
@@ -76,10 +73,7 @@ class PixelTransforms:
 
     Attributes:
       flip: whether to mirror the image left to right with probability 1/2.
-      contrast: strength of `transforms.contrast`; 0 disables a transform.
-      brightness: strength of `transforms.brightness`.
-      saturation: strength of `transforms.saturation`.
-      hue: strength of `transforms.hue`.
+      contrast: strength of `transforms.contrast`, as `brightness`, `saturation` and `hue` for theirs; 0 disables one.
       jitter_order: `fixed` applies contrast, brightness, saturation and hue in this order. Otherwise their order is
         random for each image.
       cutout: side of the square of `transforms.cutout`, as a fraction of the height.
@@ -98,7 +92,7 @@ class PixelTransforms:
     policy: Policy | None = None
 
     def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Apply all transforms to an image u8[h,w,3], and return the result with the same shape."""
+        """Apply all transforms to an image u8[h,w,3]."""
         if self.flip:
             image = transforms.flip(image, random)
         for transform, strength in self._jitter(random):
@@ -110,7 +104,7 @@ class PixelTransforms:
         return transforms.erase(image, random, self.erase) if self.erase else image
 
     def _jitter(self, random: np.random.Generator | None) -> list[tuple[Callable[..., np.ndarray], float]]:
-        """Return the transforms of the color jitter as pairs (transform, strength), in the order of application."""
+        """Return pairs (transform, strength) of the color jitter, in the order of application."""
         names = ("contrast", "brightness", "saturation", "hue")
         jitter = [(getattr(transforms, name), getattr(self, name)) for name in names]
         if self.jitter_order == "fixed":
@@ -120,10 +114,9 @@ class PixelTransforms:
 
 @dataclass(frozen=True)
 class ImageReader:
-    """A reader of images as model inputs u8[S,S,3]. It can be pickled for worker processes.
+    """A reader of images as model inputs u8[S,S,3], which can be pickled for worker processes.
 
-    Attributes:
-      skip: whether to return None for an image that cannot be read. Otherwise BadImage is raised.
+    With `skip`, it returns None for an image that cannot be read. Otherwise BadImage is raised.
     """
 
     decoding: Decoding
@@ -145,10 +138,7 @@ class ImageReader:
         return cls(Decoding.from_config(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
-        """Read image `row`, and return u8[S,S,3]. `random` is needed in training only.
-
-        If the image cannot be read, return None if `skip` is True, otherwise raise BadImage.
-        """
+        """Return image `row` as u8[S,S,3], or None, see `skip`. `random` is needed in training only."""
         try:
             image = self.geometry(images.open(row, self.decoding), random)
         except BadImage:
@@ -158,9 +148,6 @@ class ImageReader:
         return np.ascontiguousarray(self.pixels(image, random))
 
     def encoded(self, content: bytes, name: str = "") -> np.ndarray:
-        """Decode the bytes of an image file for evaluation, and return u8[S,S,3].
-
-        Raises BadImage if the bytes cannot be decoded. `name` names the image in the error.
-        """
+        """Decode the bytes of an image file for evaluation to u8[S,S,3]. A BadImage error calls it `name`."""
         image = self.geometry(open_image(content, name=name, decoding=self.decoding))
         return np.ascontiguousarray(self.pixels(image, None))

@@ -72,10 +72,7 @@ def is_skipped(name: str) -> bool:
 
 
 def list_images(folder: str | os.PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
-    """Return the sorted paths, relative to a folder, of all images at any depth.
-
-    Files that are not images are counted in `usage`, and so is what `list_files` leaves out.
-    """
+    """Return the sorted relative paths of all images at any depth. `usage` counts other files, and as `list_files`."""
     images, start = [], os.path.join(folder, "")
     for path in list_files(folder, usage, without):
         if is_image(start + path):
@@ -89,10 +86,7 @@ def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str]
     """Return the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
 
     Links are followed. Counted in `usage` are images that are hidden or in a folder of the system, links to a folder
-    above them, and folders that cannot be read.
-
-    Args:
-      without: names of files and folders directly in `folder` that are neither listed nor counted.
+    above them, and folders that cannot be read. Names `without` directly in `folder` are neither listed nor counted.
     """
     files: list[str] = []
     _search(os.fspath(folder), "", usage, files, without)
@@ -100,10 +94,7 @@ def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str]
 
 
 def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, without: Collection[str] = ()) -> None:
-    """Add the paths of the files in a folder, with `prefix` before each, to `files`.
-
-    Without `files`, the folder is hidden or of the system, and its images are counted.
-    """
+    """Add the path of each file in a folder to `files`, after `prefix`. Without `files`, only count the images."""
     try:
         entries = sorted(os.scandir(folder), key=attrgetter("name"))
     except OSError:
@@ -147,12 +138,10 @@ def find_unlisted(files: Iterable[str]) -> list[str]:
 
 
 def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:
-    """Return the groups of files with the same content that are not all of one kind.
+    """Return the groups of files with the same content that are not all of one kind, in the order of the paths.
 
-    Only files of equal size are read, from most of them the last bytes.
-
-    Args:
-      kinds: path relative to the folder -> kind of the file, such as its class. Groups are in the order of the paths.
+    Only files of equal size are read, from most of them the last bytes. `kinds` has the kind of a file, such as its
+    class, by its path relative to the folder.
     """
     groups = [list(kinds)]
     for digest in (_size, _hash_tail, file_sha256):

@@ -34,10 +34,9 @@ class Images(abc.ABC):
         """Return image `row` as `read` does, or as a Pillow image if that saves a copy."""
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Return image `row` as a read-only RGB array u8[h,w,3].
+        """Return image `row` as a read-only RGB array u8[h,w,3], as stored, or smaller if `decoding` allows it.
 
-        The size is the size of the stored image, or smaller if `decoding` allows it. Raises BadImage if the image
-        cannot be read.
+        Raises BadImage if the image cannot be read.
         """
         image = self.open(row, decoding)
         return to_pixels(image) if isinstance(image, Image.Image) else image
@@ -79,13 +78,7 @@ class Images(abc.ABC):
 
 @dataclass(eq=False)
 class _Subset(Images):
-    """Selected rows of other images.
-
-    `ImageFiles.take` does not need this class, because it returns another `ImageFiles`.
-
-    Attributes:
-      rows: i64[n], the selected rows.
-    """
+    """The rows i64[n] of other images."""
 
     whole: Images
     rows: np.ndarray
@@ -124,10 +117,7 @@ class ArrayImages(Images):
 
 
 class EncodedImages(Images):
-    """Images that are stored as bytes of image files.
-
-    A subclass defines `__len__`, `encoded` and, if useful, `name`.
-    """
+    """Images stored as bytes of image files. A subclass defines `__len__`, `encoded` and, if useful, `name`."""
 
     are_decoded = True
 
@@ -139,12 +129,9 @@ class EncodedImages(Images):
 
 
 class ImageFiles(EncodedImages):
-    """Images in files, which are opened when an image is read.
+    """Files in a folder, which are opened when an image is read.
 
-    Args:
-      names: paths of the files, relative to the folder.
-      table: name of the table that lists the images; "" if there is none.
-      lines: line of each image in the table.
+    `table` is the name of the table that lists them, "" without one, and `lines` are their lines in it.
     """
 
     def __init__(self, folder: str | os.PathLike, names: Sequence[str], table: str = "", lines: Sequence[int] = ()):

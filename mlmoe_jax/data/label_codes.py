@@ -14,12 +14,7 @@ FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 
 
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return bool[N], whether each image has a positive label.
-
-    Args:
-      difficult: the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, a difficult label
-        counts as positive here.
-    """
+    """Return whether each image has a positive label. A DIFFICULT one is, too, unless `difficult` is `negative`."""
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)
 
@@ -27,14 +22,9 @@ def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative"
 def targets(
     codes: Integer[np.ndarray, "*rows"], difficult: str
 ) -> tuple[Bool[np.ndarray, "*rows"], Bool[np.ndarray, "*rows"]]:
-    """Convert label codes to targets for losses and metrics.
+    """Return which labels are positive, and which are known and not ignored, for losses and metrics.
 
-    Args:
-      difficult: the treatment of the code DIFFICULT: `negative`, `ignore` or `positive`.
-
-    Returns:
-      positive: bool with the shape of `codes`, whether a label is positive.
-      valid: bool with the shape of `codes`, whether a label is known and not ignored.
+    `difficult` is the treatment of the code DIFFICULT: `negative`, `ignore` or `positive`.
     """
     positive = codes == POSITIVE
     valid = codes != UNKNOWN

@@ -57,10 +57,7 @@ class LabelTree:
 
     @cached_property
     def parents(self) -> dict[int, list[int]]:
-        """A map from each label to its direct parents, the labels that it directly implies.
-
-        Keys are in topological order: parents come before their children.
-        """
+        """A map from each label to the labels that it directly implies, its parents, which come before it."""
         parents: dict[int, list[int]] = {}
         for label, parent in dict.fromkeys(self.implies):
             parents.setdefault(label, []).append(parent)
@@ -68,10 +65,7 @@ class LabelTree:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """A map from each label to its direct children, the labels that directly imply it.
-
-        Keys are in reverse topological order: children come before their parents.
-        """
+        """A map from each label to the labels that directly imply it, its children, which come before it."""
         children: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
         for label, parents in self.parents.items():
             for parent in parents:
@@ -82,7 +76,7 @@ class LabelTree:
         """Return a description of the first contradiction in the tree; "" if there is none.
 
         A contradiction is a cycle, a label that implies two exclusive labels, or an exclusive group that does not have
-        two or more different labels. `names` are the names of the labels.
+        two or more different labels.
         """
         try:
             _ = self.children  # in topological order, so a cycle is found
@@ -106,12 +100,7 @@ class LabelTree:
         return ""
 
     def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
-        """Find a label that is or implies two members of an exclusive group.
-
-        Returns:
-          count: the number of labels that were visited.
-          conflict: (label, member, other member); None if there is no such label.
-        """
+        """Return the number of visited labels, and (label, member, other), a label that is or implies both; or None."""
         implied: dict[int, int] = {}  # label -> the member that it is or implies
         waiting = [(member, member) for member in reversed(group)]
         while waiting:
@@ -125,17 +114,13 @@ class LabelTree:
         return len(implied), None
 
     def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-        """Return label codes that are consistent with the tree, and which images contradicted the tree.
+        """Return consistent label codes i8[N,K], and bool[N,2], whether an image has a contradiction of each kind.
 
         A label is present if its code is POSITIVE or DIFFICULT. A present label makes the labels that it implies
         present, and the labels that it excludes negative. A negative label makes the labels that imply it negative.
         There are two kinds of contradictions. If a present label implies a negative label, the negative label becomes
         present. If two exclusive labels are present, both become unknown, and the present labels that imply them become
         unknown too.
-
-        Returns:
-          codes: label codes i8[N,K].
-          contradictions: bool[N,2], whether an image has a contradiction of the first kind and of the second kind.
         """
         if not self:
             return codes, np.zeros((len(codes), 2), bool)
@@ -186,10 +171,9 @@ class LabelTree:
         return is_present
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
-        """Return the tree as arrays, for storage.
+        """Return the tree as arrays for storage, one column per pair or member.
 
-        The keys are `implies` i64[2,E], one column (label, implied label) per pair, and `exclusive` i64[2,S], one
-        column (index of a group, label) per member of a group.
+        They are `implies` i64[2,E], (label, implied label), and `exclusive` i64[2,S], (index of a group, label).
         """
         members = [(number, label) for number, group in enumerate(self.exclusive) for label in group]
         pairs = {"implies": self.implies, "exclusive": members}
@@ -197,10 +181,7 @@ class LabelTree:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
-        """Return the tree from the arrays that `arrays` returned: its inverse.
-
-        Raises ValueError if the arrays are not a tree without contradictions of these labels.
-        """
+        """Return the tree from the result of `arrays`; ValueError if it contradicts itself or has other labels."""
         implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
         groups: dict[int, list[int]] = {}
         for number, label in exclusive:
@@ -220,8 +201,7 @@ INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """Read a label tree from a YAML file.
 
-    Raises UserError if the file is missing or has another form, a label is unknown, or the tree has a contradiction,
-    see `LabelTree.find_contradiction`.
+    Raises UserError if the file is missing or has another form, a label is unknown, or the tree has a contradiction.
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):

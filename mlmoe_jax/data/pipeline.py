@@ -48,9 +48,8 @@ class _Examples(grain.transforms.MapWithIndex):
     """A Grain transform from (step, rows of a global batch) to the examples of this process.
 
     It is pickled for workers without the split, because a process that is given more than 64 kB blocks its parent for
-    ever if it dies at its start. All workers map the file of `store`.
-
-    A row at or beyond the size of the split is padding.
+    ever if it dies at its start. All workers map the file of `store`. A row at or beyond the size of the split is
+    padding.
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
@@ -94,10 +93,7 @@ class _Examples(grain.transforms.MapWithIndex):
         return example
 
     def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
-        """Return the model input of image `row` as a dict.
-
-        If the image cannot be read, return None with data.bad_images=skip, otherwise raise BadImage.
-        """
+        """Return the model input of image `row`. If it cannot be read: None with data.bad_images=skip, or BadImage."""
         if self.split.features is not None:
             if (features := self.split.features[row]) is None and not self.reader.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
@@ -112,10 +108,7 @@ class _Examples(grain.transforms.MapWithIndex):
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Return the number of training steps per epoch, rounded down, but at least 1.
-
-    A batch may contain images of two epochs, so a split with fewer images than a batch has one step per epoch.
-    """
+    """Return the steps per epoch, rounded down, but at least 1, because a batch may contain images of two epochs."""
     return max(1, images // batch_size)
 
 
@@ -130,7 +123,7 @@ def build_loader(
     labels: bool = True,
     process: tuple[int, int] = (0, 1),
 ) -> Iterator[HostBatch]:
-    """Return an iterator over this process's part of every global batch.
+    """Return an iterator over this process's part of every global batch of `batch_size` images.
 
     For training, images are shuffled, repeated without end, and augmented unless the split has cached features. For
     evaluation, each image is returned once, in order. The last batch is padded, and all processes get equally many
@@ -142,14 +135,10 @@ def build_loader(
     Args:
       data_config: `config.data`. If `threads` or `workers` is `auto`, `plan_readers` chooses it. The batches do not
         depend on `threads` and `workers`.
-      batch_size: number of images in a global batch.
       augment: `config.augment` for training, None for evaluation.
       first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
-      process: (index of this process, number of processes).
-
-    Raises:
-      ValueError: the number of processes does not divide `batch_size`.
+      process: (index of this process, number of processes); ValueError if the number does not divide `batch_size`.
     """
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
@@ -190,13 +179,7 @@ def _worker_batches(loader: grain.IterDataset, examples: _Examples) -> Iterator[
 
 
 def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return the threads and worker processes that read a split.
-
-    Cached features are read by threads of this process only, because they are in its memory.
-
-    Args:
-      share: number of images of each batch that this process reads.
-    """
+    """Return what reads `share` images per batch. Cached features are in memory, so only threads of this process do."""
     if split.features is not None:
         return Readers(data_config.threads if data_config.threads > 0 else FEATURE_THREADS, 0)
     if not len(split):
@@ -210,14 +193,11 @@ def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Reader
 
 @dataclass(frozen=True)
 class Readers:
-    """The threads and worker processes that read images.
+    """The threads and worker processes that read images; without workers, the main process reads them.
 
     Four threads of one process keep four cores busy, because decoding releases Python's global lock and takes most of
     the time. Worker processes are started to use more cores, if images have to be decoded and the model runs on an
     accelerator. On a CPU, the training step needs these cores.
-
-    Attributes:
-      workers: the number of worker processes; 0 means that the main process reads the images.
     """
 
     threads: int
@@ -225,11 +205,9 @@ class Readers:
 
 
 def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool) -> Readers:
-    """Return the number of threads and worker processes.
+    """Return the number of threads per process and of worker processes, where a negative argument means auto.
 
     Args:
-      threads: number of threads per process; a negative number means auto.
-      workers: number of worker processes; a negative number means auto.
       batch_bytes: size in bytes of the images of a batch in this process.
       decodes: whether images have to be decoded or rendered.
     """
@@ -246,10 +224,7 @@ def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool)
 
 
 def plan_for_few_images(threads: int, workers: int) -> dict[str, int]:
-    """Return `threads` and `workers` of `config.data` for a prediction of few images.
-
-    An automatic number of workers, which is negative, becomes 0.
-    """
+    """Return `threads` and `workers` of `config.data` for a prediction of few images; auto, a negative number, is 0."""
     return {"threads": threads if threads > 0 else min(cores(), 2 * MOST_THREADS), "workers": max(0, workers)}
 
 
@@ -260,10 +235,7 @@ def _has_accelerator() -> bool:
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the rows of the images in the global training batch of a step, in the order of the batch.
-
-    Steps count from 1.
-    """
+    """Return the rows of the images in the global training batch of a step, from 1, in the order of the batch."""
     return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
 
 

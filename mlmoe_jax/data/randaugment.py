@@ -29,11 +29,7 @@ CUTOUT_FILL = (125, 122, 113)
 # --------------------------------------------------------------------------------------------------------- operations
 @dataclass(frozen=True)
 class Operation:
-    """An image operation with a range of magnitudes.
-
-    Attributes:
-      whole: whether the magnitude is rounded to an integer.
-    """
+    """An image operation with a range of magnitudes, which are rounded to integers if it is `whole`."""
 
     function: Callable[..., Image.Image]
     low: float = 0.0
@@ -52,10 +48,7 @@ def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resam
 
 
 def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.Image:
-    """Cover a square with `side` pixels. Its center is at the fractions `at` of height and width.
-
-    The square is half-open: its lower and right edges are not covered.
-    """
+    """Cover a square of `side` pixels at the fractions `at` of height and width, but not its lower and right edges."""
     half = int(side) // 2
     row, column = int(at[0] * image.height), int(at[1] * image.width)
     box = (max(0, column - half), max(0, row - half), min(image.width, column + half), min(image.height, row + half))
@@ -108,7 +101,6 @@ class Policy:
     Attributes:
       operations: names of the operations, equally likely.
       levels: levels of the magnitude in 0…`highest`, equally likely.
-      highest: the highest level.
       count: the number of operations that are drawn per image.
       probability: the probability that a drawn operation is applied.
       signed: names of the operations whose magnitude is negative with probability 1/2.
@@ -160,9 +152,8 @@ POLICIES = {"none": None, "uda": UDA, "standard": RANDAUGMENT, "trivial": TRIVIA
 class Draw(NamedTuple):
     """An operation that was drawn for an image.
 
-    Attributes:
-      magnitude: the signed magnitude, in the units of the operation.
-      at: the center of `_cutout`, as fractions of height and width.
+    `magnitude` is signed, in the units of the operation. `at` is the center of `_cutout`, as fractions of height and
+    width.
     """
 
     name: str

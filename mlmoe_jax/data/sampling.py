@@ -20,9 +20,7 @@ from mlmoe_jax.runtime.text import compose
 def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray, " n"]:
     """Return a number of 64 bits per name: the first 8 bytes, big-endian, of the sha256 of `SEED NUL NAME`.
 
-    Args:
-      names: texts. They are hashed as UTF-8 in the normal form NFC, in which a name does not depend on the file system.
-      seed: the seed, as a decimal number, or "".
+    The seed is a decimal number or empty. Names are hashed as UTF-8 in the form NFC, which no file system changes.
     """
     texts = (f"{seed}\0{compose(name)}".encode(errors="surrogatepass") for name in names)
     return np.frombuffer(b"".join(hashlib.sha256(text).digest()[:8] for text in texts), ">u8").astype(np.uint64)
@@ -31,14 +29,11 @@ def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray,
 def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.ndarray, " n"]:
     """Return which images are held out: those whose unit has a hash below `fraction` of the largest hash, or the least.
 
-    Whether an image is held out does not depend on any other image, so no image moves from one part to the other if
-    the table grows, shrinks or has another order. A larger fraction only adds images. Such a draw cannot be stratified:
-    the number of held-out images and the shares of the labels among them vary as in any random draw. In a small table,
-    only the least hash may be held out. If it grows, this unit may return to training, but no other unit leaves it.
-
-    Args:
-      units: the name of the unit of each image, as in `Split.units`.
-      fraction: the expected fraction of units that are held out.
+    Whether an image is held out does not depend on any other image, so no image moves from one part to the other if the
+    table grows, shrinks or has another order. A larger fraction only adds images. Such a draw cannot be stratified: the
+    number of held-out images and the shares of the labels among them vary as in any random draw. In a small table, only
+    the least hash may be held out. If it grows, this unit may return to training, but no other unit leaves it. `units`
+    has the name of each image's unit, as `Split.units`, and `fraction` is the expected fraction of units.
     """
     values = hash_names(units, seed) / 2.0**64
     return (values < fraction) | (values == values.min(initial=1))
@@ -47,7 +42,7 @@ def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.n
 def assign_folds(
     labels: Integer[np.ndarray, "n k"], count: int, seed: int, units: Sequence[str] | None = None
 ) -> Int[np.ndarray, " n"]:
-    """Assign images to folds of about equal sizes, in which each label has about equal shares.
+    """Assign images to folds, from 0, of about equal sizes, in which each label has about equal shares. None is empty.
 
     The folds depend neither on the order of the images nor on the order of the labels. Labels are assigned from the
     rarest to the most frequent, by the number of images that have no fold yet. Each unit goes to the fold that lacks
@@ -60,9 +55,6 @@ def assign_folds(
       count: the number of folds, at most the number of units.
       seed: the seed of the order in which units with equally many images are assigned.
       units: the name of the unit of each image, as in `Split.units`. None: each image is a unit, named by its row.
-
-    Returns:
-      The fold of each image, numbered from 0. No fold is empty.
     """
     names, unit = np.unique([str(row) for row in range(len(labels))] if units is None else units, return_inverse=True)
     rank = np.argsort(np.argsort(hash_names(names, seed), kind="stable"))
@@ -70,11 +62,7 @@ def assign_folds(
 
 
 def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
-    """Return the fold of each unit, see `assign_folds`.
-
-    Args:
-      table: the result of `_count_images`.
-    """
+    """Return the fold of each unit, see `assign_folds`, from the result of `_count_images`."""
     by_unit, remaining = csr_array(table), table.sum(axis=0)
     lacking, fold = np.tile(remaining, (count, 1)), np.full(table.shape[0], -1)  # `lacking` is multiplied by `count`
     images = remaining[-1]
@@ -97,10 +85,6 @@ def _count_images(labels: Integer[np.ndarray, "n k"], unit: Int[np.ndarray, " n"
     """Return sparse i64[G,K+1]: for each unit, the number of images with each label, then the number of all images.
 
     The labels are sorted by their columns, so that they have the same order for any order of `labels`.
-
-    Args:
-      labels: label codes [N,K].
-      unit: [N], the number of each image's unit.
     """
     members = csr_array((np.ones_like(unit), (unit, np.arange(len(unit)))))
     present = csr_array(labels == POSITIVE).astype(np.int64)

@@ -27,10 +27,7 @@ _DARK_BITS = 2  # 16-bit grayscale images are dark if they leave as many of thei
 
 
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
-    """Check that all processes have the same splits. All of them must call this function.
-
-    Raises UserError if the processes have different images, labels or groups.
-    """
+    """Raise UserError unless all processes, which must call this, have the same images, labels and groups."""
     facts = {split.name: [len(split), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
         for split in facts:
@@ -65,13 +62,9 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 
 
 def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, list[str]]:
-    """Read at most SAMPLE images, evenly spaced, and log a warning if their 16-bit grayscale values use few bits.
+    """Read at most SAMPLE images of `name`, evenly spaced, and warn if their 16-bit grayscale values use few bits.
 
-    Args:
-      name: what they are, for the warning.
-
-    Returns:
-      The number of images, and the reasons why some of them cannot be read.
+    Return the number of images, and the reasons why some of them cannot be read.
     """
     rows = sorted(set(np.linspace(0, len(images) - 1, SAMPLE).round().astype(int).tolist())) if len(images) else []
     errors, values = [], []
@@ -92,16 +85,10 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
-    """Check the labels and ids of splits, and what of the input they do not use. No image is read.
+    """Return warnings about the labels and ids of splits, and about input that they do not use. No image is read.
 
-    Args:
-      others: the splits for validation and test. Splits of equal names are checked once.
-
-    Returns:
-      Warnings, one sentence each.
-
-    Raises:
-      UserError: a split has no image with a positive label, or an id or a group is in two splits.
+    Splits of equal names are checked once. Raises UserError if a split has no image with a positive label, or an id or
+    a group is in two splits.
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
@@ -148,11 +135,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
-    """Return sentences about labels of doubtful names, and of no or only positive images.
-
-    Args:
-      others: the splits that are evaluated. A label that `train` has and that they do not have cannot be measured.
-    """
+    """Return sentences about labels of doubtful names, of no or only positive images, or unmeasured in `others`."""
     counts = count_codes(train, POSITIVE)
     empty = list(filter(is_no_value, train.classes))
     sentences = [f"labels whose names stand for no value: {abbreviate(empty)}; are they labels?"] if empty else []
@@ -173,10 +156,7 @@ def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
 
 
 def contradictions(splits: Iterable[Split]) -> list[str]:
-    """Return sentences about labels that contradict the label tree `data.tree`.
-
-    There is one sentence per split and kind of contradiction.
-    """
+    """Return one sentence per split and kind of contradiction of its labels to the label tree `data.tree`."""
     kinds = (
         "a negative label that another label of the image implies, which counts as positive",
         "exclusive labels that are both positive, which count as unknown",
@@ -192,5 +172,5 @@ def contradictions(splits: Iterable[Split]) -> list[str]:
 
 
 def count_codes(split: Split, value: int) -> list[int]:
-    """Return the number of images with the label code `value`, one number per class."""
+    """Return the number of images with the label code `value` per class."""
     return (split.labels == value).sum(axis=0).tolist()

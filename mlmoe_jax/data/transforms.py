@@ -80,13 +80,9 @@ def random_resized_crop(
 ) -> Pixels:
     """Crop a random rectangle and resize it to `size` × `size` pixels (Inception crop, with torchvision's rounding).
 
-    If ten drawn rectangles do not fit into the image, the crop is the largest central rectangle with an aspect ratio
-    within `ratio`.
-
-    Args:
-      size: side of the result in pixels.
-      scale: range of the area of the rectangle, as a fraction of the image.
-      ratio: range of width / height of the rectangle. The logarithm of the ratio is uniform.
+    `scale` is the range of its area, as a fraction of the image, and `ratio` that of width / height, whose logarithm is
+    uniform. If ten drawn rectangles do not fit into the image, the crop is the largest central rectangle within
+    `ratio`.
     """
     height, width = image.shape[:2]
     for _ in range(10):
@@ -170,10 +166,7 @@ def saturation(image: Pixels, random: np.random.Generator, strength: float) -> P
 
 
 def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Rotate the hue of all pixels by a random fraction of the color circle in ± `strength`.
-
-    The result is exactly the result of torchvision's adjust_hue.
-    """
+    """Rotate all hues by a random fraction of the color circle in ± `strength`, exactly as torchvision's adjust_hue."""
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
     rotation = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256

@@ -18,18 +18,13 @@ SHOWN_EXAMPLES = 3  # examples of each reason
 
 @dataclass
 class LeftOut:
-    """The input that is left out for one reason.
-
-    Attributes:
-      count: the number of rows, files, images or cells.
-      examples: the first SHOWN_EXAMPLES of them: names, or positions such as "line 7".
-    """
+    """The input that is left out for one reason: its count, and the first SHOWN_EXAMPLES names or positions."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
     def add(self, example: str, count: int = 1) -> None:
-        """Count `count` pieces of input, of which `example` is one. An empty example is not kept."""
+        """Count `count` pieces of input, of which `example` is one, or ""."""
         self.count += count
         if example and len(self.examples) < SHOWN_EXAMPLES:
             self.examples.append(example)
@@ -61,7 +56,6 @@ class Usage:
     notes: list[str] = field(default_factory=list)
 
     def use(self, split: str = "", count: int = 1) -> None:
-        """Count input that a split uses."""
         self.used[split] = self.used.get(split, 0) + count
 
     def leave_out(self, reason: str, example: str = "", count: int = 1) -> None:
@@ -75,12 +69,10 @@ class Usage:
 
     @property
     def given(self) -> int:
-        """The number of all pieces."""
         return sum(self.used.values()) + sum(self.merged.values()) + self.unused
 
     @property
     def unused(self) -> int:
-        """The number of pieces that are left out."""
         return sum(part.count for part in self.left_out.values())
 
     def drop(self, split: str, reason: str, images: Iterable[str]) -> Usage:
@@ -117,7 +109,7 @@ class Usage:
         return sentences
 
     def document(self) -> dict[str, Any]:
-        """Return the account as a dict that can be written as JSON."""
+        """Return the account as JSON-serializable dict."""
         left_out = {reason: part.count for reason, part in self.left_out.items()}
         account = {"place": self.place, "unit": self.unit, "given": self.given, "used": self.used}
         return {**account, "merged": sum(self.merged.values()), "left_out": left_out, "notes": self.notes}

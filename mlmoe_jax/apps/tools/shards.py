@@ -30,9 +30,6 @@ class Shard:
     """A shard to write: consecutive images of a split.
 
     Attributes:
-      file: name of the shard's file.
-      images: the images of the shard.
-      ids: the names of the images.
       first_row: the row of the first image in the split.
       source_sha256: the fingerprint of the split.
     """
@@ -54,7 +51,6 @@ class ShardWriter:
     """A function that writes shards. It can be pickled for worker processes.
 
     Attributes:
-      folder: folder of the shards.
       short_side: `pack.short_side`, the short side in pixels to which larger images are reduced; 0 keeps all sizes.
       skip_bad: whether unreadable images are left out. Otherwise BadImage is raised.
       decoding: how images are decoded to check them.
@@ -89,9 +85,9 @@ class ShardWriter:
 
 
 def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
-    """Return whether image `row` is the one whose [stamp, sha256] is `version`, see `Images.stamp`.
+    """Return whether image `row` is the one of `version`, [stamp, sha256], perhaps touched or copied since.
 
-    A touched or copied file is. Both texts are "" if the image had no bytes.
+    Both texts are "" if the image had no bytes.
     """
     try:
         return images.stamp(row) == version[0] or hashlib.sha256(images.encoded(row)).hexdigest() == version[1]
@@ -102,8 +98,7 @@ def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
 def encode_image(data: bytes, name: str, writer: ShardWriter) -> bytes:
     """Return the bytes to store for an image: `data`, its file, or a JPEG that is reduced to `writer.short_side`.
 
-    Every image is decoded, so that a shard has only readable images. Raises BadImage if the image cannot be read;
-    `name` names the image in the error.
+    Every image is decoded, so that a shard has only readable images. A BadImage error calls it `name`.
     """
     pixels = read_image(data, name=name, decoding=writer.decoding)
     height, width = pixels.shape[:2]
@@ -121,10 +116,8 @@ def encode_image(data: bytes, name: str, writer: ShardWriter) -> bytes:
 def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -> Iterator[dict[str, Any]]:
     """Write shards in several processes. Yield the manifest entry of each shard when it is complete.
 
-    If the caller closes the iterator, the processes complete the shards in progress and start no other shard.
-
-    Raises:
-      UserError: a process was killed.
+    If the caller closes the iterator, the processes complete the shards in progress and start no other shard. Raises
+    UserError if a process was killed.
     """
     # Reading a small photograph holds the GIL for a fifth of the time, which would limit threads to five cores.
     processes = min(processes, len(shards))

@@ -32,10 +32,7 @@ Positives = Num[np.ndarray, " k"]  # the number of images with each label
 
 
 def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
-    """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
-
-    Rows of labels without positives are 0.
-    """
+    """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6); 0 for no positives."""
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
 
@@ -167,10 +164,7 @@ def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.flo
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Flip the signs of columns so that the entry of largest magnitude in each column is positive.
-
-    If several entries have the largest magnitude, the first of them is used.
-    """
+    """Flip the signs of columns so that the entry of largest magnitude, of equal ones the first, is positive."""
     size = np.abs(vectors)
     ties = size >= size.max(axis=0) * (1 - 1e-6)
     pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]

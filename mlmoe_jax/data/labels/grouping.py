@@ -19,10 +19,7 @@ _ROWS = 1 << 16
 def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
     """Count the images with each pair of labels and with each label. Only the code 1 (POSITIVE) is counted.
 
-    Returns:
-      counts: sparse i64[K,K], the number of images with both labels, with a zero diagonal. It is sparse because few
-        pairs of 20,000 labels occur.
-      positives: i64[K], the number of images with each label.
+    The pairs are a sparse i64[K,K] with a zero diagonal, since few pairs of 20,000 labels occur. The labels are i64[K].
     """
     labels = np.asarray(labels)
     counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)
@@ -75,11 +72,8 @@ def group_labels(
     partitions therefore give equal arrays. Groups are not merged: a group may have a single label. If k-means finds
     fewer groups than requested, because labels are identical, the highest group numbers are unused.
 
-    Args:
-      num_groups: from 1 (all labels in one group) to K (one label per group).
-
     Raises:
-      UserError: `num_groups` is not in 1 … K.
+      UserError: `num_groups` is not in 1 (all labels in one group) … K (one label per group).
       ValueError: `side` is unknown, or `tau` is not above 0.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)

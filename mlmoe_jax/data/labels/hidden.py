@@ -33,9 +33,8 @@ KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     """Return a training split in which only some positives are known, as `data.known_positives` sets it.
 
-    A label that a known positive implies in the label tree is known too. All other labels are unknown.
-
-    Raises UserError if the file that `data.known_positives` names is damaged or does not fit the split.
+    A label that a known positive implies in the label tree is known too. All other labels are unknown. Raises UserError
+    if the file that `data.known_positives` names is damaged or does not fit the split.
     """
     rule = data_config.known_positives
     if rule == ALL:
@@ -53,10 +52,7 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
 
 
 def find_mistake(rule: str) -> str:
-    """Return the reason why a value of `data.known_positives` is invalid; "" if it is valid.
-
-    If the value is a file, the file is not opened.
-    """
+    """Return why a value of `data.known_positives` is invalid; "" if it is valid. A file is not opened."""
     if rule in (ALL, *HIDING_RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
         return ""
     return (
@@ -89,11 +85,7 @@ def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, diviso
 
 
 def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: float) -> Bool[np.ndarray, "n k"]:
-    """Draw a fraction `share` of the positive labels of all images together.
-
-    Args:
-      share: the fraction, in (0, 1).
-    """
+    """Draw a fraction `share`, in (0, 1), of the positive labels of all images together."""
     positions = np.flatnonzero(positive)
     known = np.zeros(positive.size, bool)
     known[random.permutation(positions)[: round(share * len(positions))]] = True
@@ -108,9 +100,7 @@ HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
 
 
 def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
-    """Read a list of known positive labels, and return them as bool[N,K].
-
-    Lines about images of other splits are ignored.
+    """Return the known positives of a list as bool[N,K]. Lines about images of other splits are ignored.
 
     Raises UserError if a line has another format or an unknown class, or an image of the split is not in the list.
     """

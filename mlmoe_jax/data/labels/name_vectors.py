@@ -34,12 +34,7 @@ _ARRAYS = ("vectors", "background", "projection")  # attributes of `NameVectors`
 
 @dataclass(frozen=True)
 class LabelName:
-    """A label of a list of names.
-
-    Attributes:
-      name: the name of the label.
-      descriptions: texts that describe an image with this label; may be empty.
-    """
+    """A label of a list of names, and texts that describe an image with it, if there are some."""
 
     name: str
     descriptions: tuple[str, ...] = ()
@@ -88,16 +83,12 @@ class NameVectors:
     The logit of label k is scale·⟨u, t_k − t_0⟩ + bias.
 
     Attributes:
-      names: the names of the labels.
       vectors: t f32[K,D], normalized means of normalized vectors.
-      scale: the scale of the logits.
-      bias: the bias of the logits.
       background: t_0 f32[D], the vector of the templates without a name, if the model was trained with a softmax over
         texts; otherwise 0.
-      projection: f32[W,D], from the pooled feature of the backbone to the space of the vectors; None if there is none.
-      backbone: the name of the backbone.
+      projection: f32[W,D], from the pooled feature of the backbone to the space of the vectors; None if there is
+        none.
       templates: the texts around a name, which is in place of {}.
-      descriptions: the descriptions of each label.
       fingerprint: the `params.fingerprint` of the backbone in float32, whose features the vectors belong to; "" if it
         is not known.
       sha256: the sha256 of the file from which the vectors were read; "" if they were not read.
@@ -124,14 +115,7 @@ class NameVectors:
         return np.full(len(self.names), self.bias, np.float32)
 
     def for_labels(self, names: Sequence[str]) -> NameVectors:
-        """Return the vectors in the order of the labels of the data.
-
-        Args:
-          names: the names of the K labels.
-
-        Raises:
-          UserError: the vectors have other names.
-        """
+        """Return the vectors in the order of the K labels `names` of the data; UserError if they have other names."""
         if lacking := [name for name in names if name not in self.names]:
             raise UserError(f"the vectors have no name {abbreviate(lacking, 4)}, which the data has as a label; add it")
         if further := [name for name in self.names if name not in names]:
@@ -154,10 +138,7 @@ class NameVectors:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], about: str) -> NameVectors:
-        """Return the vectors from the results of `arrays` and `about`.
-
-        Raises ValueError, KeyError or TypeError if they do not belong together.
-        """
+        """Return the vectors from `arrays` and `about`; ValueError, KeyError or TypeError if they do not match."""
         stored: dict[str, Any] = json.loads(about)
         stored |= {name: tuple(map(str, stored[name])) for name in ("names", "templates")}
         stored["descriptions"] = tuple(map(tuple, stored["descriptions"]))
@@ -187,10 +168,7 @@ class NameVectors:
 
 
 def read_name_vectors(path: str | os.PathLike) -> NameVectors:
-    """Return the vectors of a file that `NameVectors.write` wrote.
-
-    Raises UserError if the file is missing, damaged, or no file of vectors of names.
-    """
+    """Return the vectors in a file of `NameVectors.write`; UserError if it is missing, damaged or another file."""
     with damage_explained(path):
         content = read_bytes(path)
         arrays, header = load(content), read_metadata(content)
@@ -201,10 +179,7 @@ def read_name_vectors(path: str | os.PathLike) -> NameVectors:
 
 
 def read_classes(path: str | os.PathLike) -> tuple[str, ...]:
-    """Return the names of a list of names, or of a file of vectors.
-
-    Raises UserError as `read_name_vectors` or `read_label_names`.
-    """
+    """Return the names in a list of names, or in a file of vectors; UserError if it is missing or damaged."""
     if is_vectors_file(path):
         return read_name_vectors(path).names
     return tuple(label.name for label in read_label_names(path))

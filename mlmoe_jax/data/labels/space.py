@@ -67,13 +67,10 @@ class LabelSpace:
         return self.positives / max(1, self.images)
 
     def with_names(self, vectors: NameVectors) -> LabelSpace:
-        """Return the label space with further labels at the end, which have no training images and are in the group 0.
+        """Return the label space with further labels at its end, without training images and in group 0.
 
-        Args:
-          vectors: the vectors of these labels and of the further ones.
-
-        Raises:
-          UserError: the vectors lack a label or have no further one, or the label space has none or other vectors.
+        `vectors` are those of all labels. Raises UserError if they lack a label or have no further one, or if the label
+        space has none or other vectors.
         """
         if self.name_vectors is None:
             raise UserError("the labels of the run have no vectors of names; train it with model.head.names first")
@@ -123,10 +120,7 @@ class LabelSpace:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
-        """Return the label space from the arrays of an npz file that `save` wrote.
-
-        Raises ValueError if the shapes or types of the arrays are inconsistent.
-        """
+        """Return the label space from the arrays that `save` wrote; ValueError if they do not fit together."""
         names = tuple(map(str, stored["names"]))
         row, column, images = stored["together"]
         space = cls(
@@ -147,7 +141,6 @@ class LabelSpace:
         return space
 
     def _arrays_fit(self) -> bool:
-        """Return whether the arrays have one entry or one row per label."""
         per_label = (self.positives, self.co_group, self.dc_group)
         if any(array.shape != (len(self.names),) for array in per_label):
             return False
@@ -179,7 +172,6 @@ def compute_label_space(
 
     Args:
       data_name: name of the data set, which selects the published groups.
-      model_config: `config.model`; `prompts.groups`, `prompts.num_groups` and `head.graph` are used.
       grouped: whether the model needs label groups. Otherwise all labels are in one group.
       vectors: whether the model needs vectors of the labels.
       name_vectors: the vectors of the names, in any order; None if the model is made without them.
@@ -213,11 +205,7 @@ def label_space_of(vectors: NameVectors) -> LabelSpace:
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
-    """Return a label space of artificial labels, for use without a data set.
-
-    Args:
-      groups: the number of groups. All groups have about equally many labels.
-    """
+    """Return artificial labels, for use without a data set, in `groups` groups of about equal sizes."""
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
     together = csr_array((labels, labels), dtype=np.int64)
@@ -227,11 +215,7 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
 def _groups(
     together: csr_array, positives: np.ndarray, data_name: str, prompts: ConfigDict, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the "co" group and the "dc" group of each label, i32[K] each.
-
-    The groups are computed from the counts, or are the published groups, or are read from a file, as `prompts.groups`
-    sets.
-    """
+    """Return the "co" and the "dc" group of each label, i32[K] each: computed, published or read (`prompts.groups`)."""
     if prompts.groups == "computed":
         status(f"grouping {quantity(len(positives), 'label')}")
         options = {"num_groups": prompts.num_groups, "seed": seed}
@@ -257,10 +241,7 @@ def _read_groups(path: str) -> dict[str, list[int]]:
 
 
 def _check_groups(numbers: Mapping[str, list[int]], side: str, labels: int, prompts: ConfigDict) -> np.ndarray:
-    """Return the groups in `numbers[side]` as i32[K].
-
-    Raises UserError if there is not one group per label, or if a group is not in 0 … `prompts.num_groups` − 1.
-    """
+    """Return `numbers[side]` as i32[K]; UserError unless each label has one in 0 … `prompts.num_groups` − 1."""
     group = np.asarray(numbers[side], np.int32)
     if group.shape != (labels,) or group.min() < 0 or group.max() >= prompts.num_groups:
         raise UserError(
