@@ -28,16 +28,9 @@ def _section_defaults(section: ConfigSection) -> ConfigDict:
 
 
 def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
-    """Add an adapter to a config.
+    """Add an adapter to a config, in place; UserError with the nearest name if it is unknown.
 
-    Args:
-      config: the config, which is modified.
-      name: name of the adapter.
-      **settings: values of settings of the adapter. Other settings keep their value in the config. If they have none,
-        they get their default.
-
-    Raises:
-      UserError: the adapter is unknown. The message suggests the nearest name.
+    Settings that are not given keep their value in the config. If they have none, they get their default.
     """
     known = SECTIONS[ADAPTERS_SECTION].entries
     if name not in known:
@@ -64,10 +57,7 @@ def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, 
 
 
 def why_unknown(name: str) -> str:
-    """Return the end of an error message about a dotted name that is not a key.
-
-    It suggests the nearest name, or lists the names in the section.
-    """
+    """Return the end of an error about a dotted name that is no key: the nearest name, or those in the section."""
     if section := section_named(name):
         return f"is a section with {', '.join(section.entries)}; set one of them"
     parent, _, leaf = name.rpartition(".")

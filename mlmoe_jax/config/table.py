@@ -74,10 +74,7 @@ def section_named(name: str) -> ConfigSection | None:
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key with a dotted name, or None if there is none.
-
-    Keys that may be added to a section (`ConfigSection.further`) are included.
-    """
+    """Return the key with a dotted name, also one that may be added (`ConfigSection.further`), or None."""
     parent, _, leaf = name.rpartition(".")
     section = section_named(parent)
     entry = section.entries.get(leaf, section.further) if section else None

@@ -53,12 +53,7 @@ def find_warnings(config: ConfigDict) -> list[str]:
 
 
 def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
-    """Return a sentence about each key that has no effect with the other settings of the config.
-
-    Args:
-      config: the config.
-      names: the dotted keys to check, such as the keys that a user has given.
-    """
+    """Return a sentence about each of the keys `names` that has no effect with the other settings of the config."""
     values, messages = flatten(config), []
     for name in names:
         entry = entry_named(name)
@@ -70,12 +65,7 @@ def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
 
 
 def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
-    """Return the dotted keys among `names` that no stage of a command reads.
-
-    Args:
-      names: keys of the config, or sections such as `model.adapters`.
-      stages: the stages that the command runs, names in `runtime.stages.STAGES`.
-    """
+    """Return the keys or sections among `names` that none of a command's `stages` (`runtime.stages`) reads."""
     entries = {name: entry_named(name) for name in names}
     return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]
 

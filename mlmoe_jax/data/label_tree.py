@@ -147,15 +147,7 @@ class LabelTree:
         return closed
 
     def _exclude(self, is_present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Find exclusive labels in images.
-
-        Args:
-          is_present: bool[N,K], whether a label is present.
-
-        Returns:
-          excluded: bool[N,K], whether a label is in an exclusive group that has a present label.
-          doubtful: bool[N,K], whether a label is present together with another label of an exclusive group.
-        """
+        """Return bool[N,K]: labels in a group with a present label, and present labels in a group with several."""
         excluded, doubtful = np.zeros((2, *is_present.shape), bool)
         for group in map(list, self.exclusive):
             count = is_present[:, group].sum(axis=1, keepdims=True)

@@ -100,13 +100,7 @@ def random_resized_crop(
 def _draw_sides(
     area: int, random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int]:
-    """Draw two sides of a rectangle in pixels, and return them as (first, second).
-
-    Args:
-      area: area of the image in pixels.
-      scale: range of the area of the rectangle, as a fraction of `area`, uniform.
-      ratio: range of first / second. The logarithm of the ratio is uniform.
-    """
+    """Draw sides of a rectangle: a uniform fraction in `scale` of `area`, and a log-uniform ratio first / second."""
     area = area * random.uniform(*scale)
     aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -210,10 +204,7 @@ def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pix
 
 
 def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Return origin + factor·(image − origin), rounded to u8.
-
-    The factor is random in 1 ± `strength`, one for all pixels.
-    """
+    """Return origin + factor·(image − origin), rounded to u8, with one factor in 1 ± `strength` for all pixels."""
     factor = np.float32(random.uniform(1 - strength, 1 + strength))
     origin = np.asarray(origin, np.float32)
     return np.rint(np.clip(origin + factor * (image - origin), 0, 255)).astype(np.uint8)

@@ -109,7 +109,7 @@ class Usage:
         return sentences
 
     def document(self) -> dict[str, Any]:
-        """Return the account as JSON-serializable dict."""
+        """Return the account as a JSON-serializable dict."""
         left_out = {reason: part.count for reason, part in self.left_out.items()}
         account = {"place": self.place, "unit": self.unit, "given": self.given, "used": self.used}
         return {**account, "merged": sum(self.merged.values()), "left_out": left_out, "notes": self.notes}

@@ -27,8 +27,7 @@ _STAGES = ("image", "model", "score")  # of a prediction
 class NamesOrigin(Origin):
     """The names of `model.head.names` as labels, with the values that their vectors give to the head.
 
-    Attributes:
-      known: the vectors; None = they are read, or the names are encoded, when the labels are asked for.
+    Without `known` vectors, they are read, or the names are encoded, when the labels are asked for.
     """
 
     known: NameVectors | None = None

@@ -63,10 +63,8 @@ def make_explain_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return a compiled step that computes predictions with attention maps.
 
-    Returns:
-      A function (values, frozen, batch) -> dict with the keys `prediction`, `image`, `id` and `mask`. `prediction` is a
-      `Prediction` with `attention` and `grid`; the other three entries are copied from `batch`. Every process receives
-      the results of the whole global batch.
+    It maps (values, frozen, batch) to a dict with `prediction`, a `Prediction` with `attention` and `grid`, and with
+    `image`, `id` and `mask` of `batch`. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -79,11 +77,10 @@ def make_explain_step(
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
 def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
-    """Return a list of (side, group, expert), one tuple per prompt in the order of the model.
+    """Return (side, group, expert) of each prompt in the order of the model; None if the prompts have no groups.
 
     `side` is `co` (co-occurrence groups) or `dc` (discriminative groups). Groups are numbered from 0, as in
-    `LabelSpace`. Experts are numbered from 1, as in `Head.gate_entries`. The result is None if the prompts have no
-    groups.
+    `LabelSpace`. Experts are numbered from 1, as in `Head.gate_entries`.
     """
     if not prompts_class(config).uses_groups:
         return None
@@ -94,13 +91,9 @@ def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the Q names of the queries of an attention map, for display.
+    """Return the Q = `count` names of the queries of an attention map, for display.
 
-    Args:
-      kind: the key of the attention map in `Prediction.attention`.
-      count: the number of queries, Q.
-      labels: the names of the labels.
-      groups: the result of `list_prompts`.
+    `kind` is its key in `Prediction.attention`, and `groups` the result of `list_prompts`.
     """
     if kind == LABELS:
         return labels
@@ -113,18 +106,12 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 
 # ------------------------------------------------------------------------------------------------------------- samples
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
-    """Choose sample images greedily so that they cover as many labels as possible. The choice is deterministic.
+    """Return the rows i64[S] of at most `count` images, increasing, that cover as many labels as possible, greedily.
 
     A label is covered if a chosen image has it. Each iteration chooses the image with the most uncovered positive
-    labels. Of images with equal numbers, the first is chosen. If no remaining image has an uncovered label, all labels
-    become uncovered again. Images without positive labels are chosen last.
-
-    Args:
-      codes: i8[N,K], the label codes, see `data.split`.
-      count: the maximum number of images.
-
-    Returns:
-      i64[S], the rows of the chosen images in increasing order.
+    labels by its codes i8[N,K]. Of images with equal numbers, the first is chosen. If no remaining image has an
+    uncovered label, all labels become uncovered again. Images without positive labels are chosen last. The choice is
+    deterministic.
     """
     positive = codes == POSITIVE
     samples, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
@@ -145,12 +132,7 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 class Explained(NamedTuple):
     """Model inputs, scores, gates and attention maps of S images of a split.
 
-    Attributes:
-      rows: i64[S], the rows of the images in the split.
-      images: u8[S,H,W,3], the model inputs.
-      scores: f32[S,K], probabilities.
-      arrays: the content of `samples/explained.npz`: `gates/NAME` and `attention/NAME`.
-      grid: (rows, columns) of the patches.
+    `arrays` has `gates/NAME` and `attention/NAME`, and `grid` is (rows, columns) of the patches.
     """
 
     rows: np.ndarray  # i64[S], rows of the readable images
@@ -161,11 +143,7 @@ class Explained(NamedTuple):
 
 
 def explain_images(run: Run, split: Split) -> Explained:
-    """Compute the explanations of all readable images of a split.
-
-    Raises:
-      UserError: no image can be read.
-    """
+    """Compute the explanations of all readable images of a split; UserError if there is none."""
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     batches = run_batches(
         lambda batch: _transferred(step(run.values, run.frozen, batch)),
@@ -195,12 +173,7 @@ def explain_images(run: Run, split: Split) -> Explained:
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a result of `make_explain_step` that are copied from the device to the host.
-
-    Returns:
-      A dict with `mask`, `grid`, and `arrays`, a dict with `gates/NAME`, `attention/NAME`, `rows`, `images` and
-      `scores`.
-    """
+    """Return `mask`, `grid` and `arrays` (`gates/NAME`, `attention/NAME`, `rows`, `images`, `scores`) of a step."""
     prediction = output["prediction"]
     arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
     arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}
@@ -211,11 +184,9 @@ def _transferred(output: dict[str, Any]) -> dict[str, Any]:
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split, and write them to `samples/` in the run folder.
 
-    If there are so many labels that the arrays have more than UNPACKED_BYTES, fewer images are kept.
-    Existing samples are replaced. All processes must call this function. Only the first process writes.
-
-    Raises:
-      UserError: no image can be read.
+    If there are so many labels that the arrays have more than UNPACKED_BYTES, fewer images are kept. Existing samples
+    are replaced. All processes must call this function. Only the first process writes. Raises UserError if no image can
+    be read.
     """
     samples = split.take(choose_samples(split.labels, count), split.name)
     explained = explain_images(run, samples)
@@ -244,7 +215,7 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
 def _write_thumbnails(
     folder: RunFolder, data_config: ConfigDict, samples: Split, explained: Explained
 ) -> list[dict[str, Any]]:
-    """Write a thumbnail of each explained image. Return the list `samples` of index.json, one dict per image."""
+    """Write a thumbnail of each explained image. Return the list `samples` of index.json."""
     decoding = Decoding.from_config(data_config, at_least=2 * MOST_SIDE)
     listed = []
     for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
@@ -261,15 +232,8 @@ def _write_thumbnails(
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
     """Write `config.report.samples` sample images to the run folder; 0 = none.
 
-    The images are from the first test split. Without test splits, they are from the validation split.
-
-    Args:
-      folder: the run folder.
-      config: the config of the run, with overrides.
-      run: the run of the folder; None = open it here.
-
-    Raises:
-      UserError: there is no split, or no image can be read.
+    The images are from the first test split, or without test splits from the validation split. Without `run`, the run
+    of the folder is opened. Raises UserError if there is no split, or no image can be read.
     """
     if not config.report.samples:
         return

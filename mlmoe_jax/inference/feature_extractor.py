@@ -51,30 +51,20 @@ class FeatureExtractor:
 
     @classmethod
     def from_config(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
-        """Return the extractor for the pretrained backbone of a config.
-
-        Args:
-          config: the config.
-          labels: the number of labels.
-
-        Raises:
-          UserError: the weights of the backbone cannot be read.
-        """
+        """Return the extractor for the pretrained backbone of a config; UserError if its weights cannot be read."""
         parts = assemble(config, synthetic_label_space(labels, config.model.prompts.num_groups))
         return cls(config, parts, preprocess_for(config), setup_jax(config, training=False))
 
     def kinds(self) -> Kinds:
-        """Return name -> (shape, dtype) of each feature array that the head takes as input. Shapes are per image."""
+        """Return name -> (shape, dtype), per image, of the features that the head takes as input."""
         batch = self.preprocess.batch_shapes(1)
         outputs = jax.eval_shape(self.step, self.values, batch)
         return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 
     def batches(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the features of all images of a split, batch by batch, in the order of the split.
+        """Yield the features [n,…] of the n images of each batch by name, in the order of the split, and `mask` f32[n].
 
-        Yields:
-          A dict with one array [n,…] per feature, for the n images of a batch, and `mask` f32[n]. If `data.bad_images`
-          is "skip", images that cannot be read have `mask` 0.
+        If `data.bad_images` is "skip", images that cannot be read have `mask` 0.
         """
         size = self.batch_size
         loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
@@ -89,10 +79,7 @@ class FeatureExtractor:
             yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
-        """Return a copy of the split whose batches hold features instead of images.
-
-        Features that are not in the cache are computed and stored first.
-        """
+        """Return the split with features, computed and stored if they are not in the cache, in place of images."""
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
         decoding = Decoding.from_config(self.config.data)
@@ -105,13 +92,7 @@ class FeatureExtractor:
         return replace(split, features=table)
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
-        """Compute the missing parts of a feature table and write them. One batch may hold images of several parts.
-
-        Args:
-          table: the feature table.
-          missing: the numbers of the parts to compute.
-          split: the images of the table.
-        """
+        """Compute and write parts of a feature table, by their numbers. A batch may hold images of several parts."""
         rows = {part: table.list_rows(part) for part in missing}
         batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
         pending: list[dict[str, np.ndarray]] = []

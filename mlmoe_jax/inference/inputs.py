@@ -18,27 +18,17 @@ ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
 def is_one_image(value: ImageLike | Sequence[ImageLike]) -> bool:
-    """Return True for a single image, and False for a sequence of images.
-
-    A single image is a path, bytes, an array with at most three axes, or a Pillow image.
-    """
+    """Return whether a value is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
     if isinstance(value, np.ndarray):
         return value.ndim <= 3 and value.dtype != object
     return isinstance(value, str | os.PathLike | bytes | Image.Image)
 
 
 def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> np.ndarray:
-    """Return images resized for the model, u8[B,H,W,3], as in evaluation. Pixel values are not normalized yet.
+    """Return images of any size resized for the model, u8[B,H,W,3], as in evaluation, but not normalized.
 
-    The orientation in EXIF data is applied, as in prediction.
-
-    Args:
-      images: one image or a sequence of images of any size: paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow
-        images.
-      config: the result of `load_config`.
-
-    Raises:
-      UserError: an image cannot be read (`BadImage`).
+    The orientation in EXIF data is applied, as in prediction. Arrays are RGB, u8[h,w,3]. `config` is the result of
+    `load_config`. Raises UserError if an image cannot be read (`BadImage`).
     """
     items = MixedImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     data_config = config.data.copy_and_resolve_references()
@@ -48,7 +38,7 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
 
 
 class MixedImages(Images):
-    """A sequence of images: paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow images. It may mix these types."""
+    """Paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow images, or a mixture of them."""
 
     def __init__(self, items: Sequence[ImageLike]):
         self.items = items
@@ -57,15 +47,14 @@ class MixedImages(Images):
         return len(self.items)
 
     def name(self, row: int) -> str:
-        """Return the path of image `row`. If the image is not a path, return "image N" with its row number N."""
+        """Return the path of image `row`, or "image N" with its row number N."""
         image = self.items[row]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Open image `row`. An array is returned as it is; other types are returned as a Pillow image.
+        """Open image `row` as a Pillow image, or as the array that it is.
 
-        Raises:
-          BadImage: the image cannot be read, or has another type or shape.
+        Raises BadImage if the image cannot be read, or has another type or shape.
         """
         image, name = self.items[row], self.name(row)
         if isinstance(image, np.ndarray):

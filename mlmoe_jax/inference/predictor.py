@@ -68,7 +68,6 @@ class Predictor:
     each batch and receives the results of all images.
 
     Args:
-      run: the trained model.
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.decisions.Thresholds`; None if they were not fitted.
       version: the model version to write into predictions for labeling tools.
@@ -99,18 +98,15 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
-        """Return the predictor of a run folder or of a shared model.
+        """Return the predictor of a run folder or of a shared model; UserError if there is no trained model.
 
         Args:
           workdir: the run folder; or hf:user/name, a model on the Hugging Face Hub; or demo:photographs.
-          overrides: config keys that differ from the run's config. Allowed are keys under `data`, `eval`, `calibration`
-            and `mesh`. `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply" unless it is set
-            here, whatever the run used: training may ignore the EXIF orientation of benchmark images, but photographs
-            from a camera must be upright.
+          overrides: config keys that differ from the run's config. Allowed are keys under `data`, `eval`,
+            `calibration` and `mesh`. `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply"
+            unless it is set here, whatever the run used: training may ignore the EXIF orientation of benchmark
+            images, but photographs from a camera must be upright.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
-
-        Raises:
-          UserError: there is no trained model.
         """
         folder, pairs = run_folder(workdir), override_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
@@ -145,14 +141,12 @@ class Predictor:
     def __call__(self, images, *, batch_size=None, top_k=None, gates=False):
         """Label one image or a sequence of images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
 
-        The keyword arguments are described in `stream`.
-
-        Returns:
-          A `LabeledImage` for one image. A list of them, in the order of the images, for a sequence.
+        The keyword arguments are described in `stream`. Return a `LabeledImage` for one image, and a list of them, in
+        the order of the images, for a sequence.
 
         Raises:
-          UserError: a single image cannot be read (`BadImage`). In a sequence, the result of an unreadable image has an
-            `error` instead.
+          UserError: a single image cannot be read (`BadImage`). In a sequence, the result of an unreadable image has
+            an `error` instead.
         """
         if is_one_image(images):
             (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)
@@ -175,8 +169,8 @@ class Predictor:
         Args:
           images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
           batch_size: the batch size over all devices, rounded up to a multiple of the number of devices. None = the
-            smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size. All
-            batches have the same size. The last batch is padded. The model is compiled once per batch size.
+            smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size.
+            All batches have the same size. The last batch is padded. The model is compiled once per batch size.
           top_k: the number of labels to assign to each image, by highest score. None = use the thresholds.
           gates: also return the routing weights of the labels.
           task: the name of the bar that shows the progress; "" shows none.
@@ -219,19 +213,10 @@ class Predictor:
     def embed(
         self, images: Sequence[ImageLike], *, batch_size: int, task: str = ""
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
-        """Yield the probabilities and pooled features of all readable images, batch by batch.
+        """Yield rows int[n], probabilities [n,K] and pooled features f32[n,D] of the n readable images of each batch.
 
-        Args:
-          images: as in `stream`.
-          batch_size: the batch size over all devices, a multiple of the number of devices.
-          task: as in `stream`.
-
-        Yields:
-          A tuple for the n readable images of a batch: their rows int[n], probabilities [n,K] and pooled features
-          f32[n,D].
-
-        Raises:
-          UserError: the model returns non-finite scores.
+        `batch_size` is over all devices, a multiple of their number. Raises UserError if the model returns non-finite
+        scores.
         """
         run = self.run
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
@@ -249,7 +234,7 @@ class Predictor:
         return devices * math.ceil(images / batches / devices)
 
     def check_top_k(self, top_k: int | None) -> None:
-        """Raise UserError if `top_k` is not from 1 to K, the number of labels. None is allowed."""
+        """Raise UserError if `top_k` is neither None nor from 1 to K, the number of labels."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
@@ -293,14 +278,13 @@ class Predictor:
         gates: dict[str, np.ndarray] | None = None,
         ranks: Ranks | None = None,
     ) -> LabeledImage:
-        """Return the prediction for one image.
+        """Return the prediction for one image, from its logits f32[K].
 
         Args:
-          name: the name of the image.
-          logits: f32[K].
           top_k: as in `stream`.
           gates: name of the gate -> routing weights f32[K,E]; None if they were not requested.
-          ranks: the distribution of the logits over all images, to assign labels by their ranks; None: by their scores.
+          ranks: the distribution of the logits over all images, to assign labels by their ranks; None: by their
+            scores.
         """
         scores = self.run.scores(logits)
         rank = ranks(logits) if ranks else None
@@ -325,20 +309,10 @@ def require_finite(logits: np.ndarray) -> None:
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
-    """Return the first of `sizes` that is at least `images`, or the last of `sizes` if all are smaller.
-
-    Args:
-      images: the number of images.
-      sizes: batch sizes in increasing order.
-    """
+    """Return the first of the increasing `sizes` that is at least `images`, or the last if all are smaller."""
     return next((size for size in sizes if size >= images), sizes[-1])
 
 
 def weights_by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
-    """Return label -> list of its E routing weights, rounded to six digits to keep JSON files small.
-
-    Args:
-      names: the names of the K labels.
-      weights: f32[K,E], the routing weights.
-    """
+    """Return label -> its E routing weights of f32[K,E], rounded to six digits to keep JSON files small."""
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

@@ -19,22 +19,14 @@ LEAST_RANK = 1.5  # of an assigned label, by default
 
 @dataclass(frozen=True)
 class Ranks:
-    """The distribution of the logits of K labels over images.
-
-    Attributes:
-      mean: f64[K], the mean of the logits.
-      deviation: f64[K], their standard deviation; 1 where it is 0.
-    """
+    """The mean f64[K] of the logits of K labels over images, and their standard deviation f64[K], 1 where it is 0."""
 
     mean: np.ndarray
     deviation: np.ndarray
 
     @classmethod
     def of(cls, outputs: Sequence[dict[str, Any]]) -> Self | None:
-        """Return the distribution over all readable images of the outputs of `make_eval_step`.
-
-        The result is None for fewer than LEAST_IMAGES images.
-        """
+        """Return the distribution over all readable images of `make_eval_step`; None for fewer than LEAST_IMAGES."""
         logits = [output["logits"][(output["id"] >= 0) & (output["mask"] > 0)] for output in outputs]
         values = np.concatenate(logits).astype(np.float64)
         if len(values) < LEAST_IMAGES:
@@ -48,11 +40,9 @@ class Ranks:
 
 
 def best_ranked(ranks: Float[np.ndarray, " k"], top_k: int | None) -> np.ndarray:
-    """Return the indices of the labels to assign, highest rank first.
+    """Return the indices of the `top_k` labels of highest ranks, highest first.
 
-    Args:
-      ranks: the ranks of all labels.
-      top_k: the number of labels. None: the label with the highest rank, and all others of at least LEAST_RANK.
+    None means the label with the highest rank, and all others of at least LEAST_RANK.
     """
     order = np.argsort(-ranks, kind="stable")
     return order[: top_k or max(1, np.count_nonzero(ranks >= LEAST_RANK))]

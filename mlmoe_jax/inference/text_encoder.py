@@ -47,10 +47,8 @@ _PLACE = re.compile(r"\s*(\bof\s+)?(\b(an?|the)\s+)?\{\}\w*")
 def vectors_for(config: ConfigDict) -> NameVectors | None:
     """Return the vectors of the label names that `model.head.names` names; None if it is empty.
 
-    A list of names is encoded, with the templates of the backbone.
-
-    Raises:
-      UserError: the file cannot be read, or it is empty although the head is `cosine`.
+    A list of names is encoded, with the templates of the backbone. Raises UserError if the file cannot be read, or is
+    not set although the head is `cosine`.
     """
     file, backbone = config.model.head.names, config.model.backbone
     if not file:
@@ -100,7 +98,6 @@ def encode_names(
 
     Args:
       backbone: the name of a backbone with a text tower.
-      labels: the labels.
       templates: texts with {} for a name. Empty: the templates of the family.
       weights: `model.backbone.weights`. A path is the file of both towers, if they are published in one file.
 
@@ -153,10 +150,7 @@ def _comparison(similarity: Similarity) -> dict[str, Any]:
 def encode_texts(
     backbone: str, texts: Sequence[str], *, weights: str = "auto"
 ) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
-    """Return the vectors of texts, not normalized, and how they are compared with images.
-
-    See `encode_names` for the arguments and errors.
-    """
+    """Return the vectors of texts, not normalized, and how they are compared with images, see `encode_names`."""
     entry = text_entry(backbone)
     tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
     _require_whole(texts, tokenizer, backbone)

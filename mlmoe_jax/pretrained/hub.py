@@ -35,12 +35,7 @@ LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a model on the hub.
-
-    Attributes:
-      repository: the repository, user/name.
-      revision: a branch, tag or commit.
-    """
+    """The address of a model on the hub: a repository, user/name, and a branch, tag or commit of it."""
 
     repository: str
     revision: str = "main"
@@ -50,10 +45,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse `hf:user/name` or `hf:user/name@revision`. The prefix `hf:` may be missing.
-
-    Raises UserError if the text has another form, or if the revision cannot be a branch, a tag or a commit.
-    """
+    """Parse `hf:user/name` or `hf:user/name@revision`, perhaps without `hf:`; UserError for impossible names."""
     repository, at, revision = text.removeprefix(HUB).partition("@")
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UserError(
@@ -89,7 +81,6 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
     If the hub cannot be reached, the files of the last download of this revision are used, and a message says so.
 
     Args:
-      address: the model and its revision.
       most: name of a file -> its largest allowed size in bytes. Other files are not downloaded.
       required: names of the files that a model must have.
 
@@ -120,15 +111,7 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
 
 
 def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:
-    """Return why a repository is not accepted as a model; "" if it is accepted.
-
-    The repository must have all `required` files, and no file may be larger than its size in `most`.
-
-    Args:
-      files: name -> file of the repository.
-      most: name -> the largest allowed size in bytes.
-      required: names of the required files.
-    """
+    """Return why a repository is no model, by a lacking file or one above its size in bytes in `most`; "" if it is."""
     for name in required:
         if name not in files:
             return f"is not a model that mlmoe_jax has shared: it has no {name}"
@@ -140,7 +123,7 @@ def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], req
 
 
 def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
-    """Return the commit of a revision, and the files of the commit as a dict: name -> file."""
+    """Return the commit of a revision, and its files by name."""
     require_online()
     with hub_errors_explained(address):
         about = open_hub().model_info(
@@ -152,10 +135,7 @@ def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
 
 
 def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
-    """Download files of a commit to `folder`, and check their sizes and sha256 against the hub.
-
-    Raises UserError if a download fails, or if a size or a sha256 differs.
-    """
+    """Download files of a commit to `folder`; UserError if that fails, or a size or sha256 differs from the hub's."""
     from huggingface_hub import hf_hub_download
 
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")

@@ -42,7 +42,6 @@ class LoadReport:
     """The result of loading weights.
 
     Attributes:
-      layout: the name of the layout of the file.
       loaded: paths of the parameters and statistics that the file has filled.
       unused: names of the tensors of the file that were not used.
       missing: paths of optional parameters that the file does not have. Their values have not changed.
@@ -61,8 +60,6 @@ class MappedFile:
     """The tensors of a weights file, converted and assigned to parameter paths.
 
     Attributes:
-      path: the file.
-      layout: the layout of the file.
       wrapper: the common prefix of all tensor names in the file, which the rules do not contain.
       values: parameter path -> array.
       may_reshape: paths of the parameters whose arrays may be reshaped to the shape of the parameter.
@@ -81,10 +78,7 @@ class MappedFile:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Return all tensors of a weights file as a dict: name -> array.
-
-    Raises UserError with the cause if the file cannot be read.
-    """
+    """Return all tensors of a weights file by name; UserError if it cannot be read."""
     if not path.name.endswith(_SUFFIXES):
         raise UserError(f"weights are read from {', '.join(_SUFFIXES)} files, not from {path.name}")
     try:
@@ -97,24 +91,17 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Raise UserError if a tensor contains inf or nan. `path` and `name` are used in the error."""
+    """Raise UserError if a tensor contains inf or nan."""
     if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
         raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
 
 
 def load_weights(module: nnx.Module, path: Path) -> LoadReport:
-    """Fill the parameters and batch statistics of a module from a file.
+    """Fill the parameters and batch statistics of a module from a file, in place.
 
     The file must have a tensor of the right shape for every parameter that is not optional in the layout. Every tensor
     must be used, unless the layout ignores it. If `module` is a backbone and the file has a whole model, only the
-    backbone is read.
-
-    Args:
-      module: the module. It is changed in place.
-      path: the path of the file.
-
-    Raises:
-      UserError: the file does not fit. The error lists the mismatches, and the module is unchanged.
+    backbone is read. Raises UserError with the mismatches if the file does not fit. The module is then unchanged.
     """
     whole_model = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
     return fill(module, map_file(path, whole_model=whole_model))
@@ -123,9 +110,7 @@ def load_weights(module: nnx.Module, path: Path) -> LoadReport:
 def map_file(path: Path, *, whole_model: bool) -> MappedFile:
     """Read a weights file, and assign its tensors to parameter paths. The layout is recognized by the tensor names.
 
-    Args:
-      path: the file.
-      whole_model: True to fill a whole model or its head, False to fill a backbone alone.
+    `whole_model` is True to fill a whole model or its head, False to fill a backbone alone.
 
     Raises:
       UserError: the file cannot be read, or its layout is unknown. Or the file has no head although `whole_model` is
@@ -213,17 +198,14 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
 
 
 def find_rules(layout: Layout, name: str) -> list[tuple[Rule, re.Match[str]]]:
-    """Return the first rule of a layout that matches a tensor name, and all other rules with the same pattern.
-
-    Each comes with its match. The list is empty if no rule matches.
-    """
+    """Return the first rule of a layout that matches a tensor name, and others of its pattern, with the matches."""
     first = next((rule.pattern for rule in layout.rules if re.fullmatch(rule.pattern, name)), None)
     found = [rule for rule in layout.rules if rule.pattern == first]
     return [(rule, re.fullmatch(rule.pattern, name)) for rule in found]
 
 
 def _convert(rule: Rule, name: str, tensor: np.ndarray, layout: Layout) -> np.ndarray:
-    """Return a tensor converted by a rule. `name` and `layout` are used in the UserError if its shape does not fit."""
+    """Return a tensor converted by a rule; UserError if its shape does not fit."""
     try:
         return rule.transform(tensor)
     except (ValueError, IndexError) as error:
@@ -232,11 +214,10 @@ def _convert(rule: Rule, name: str, tensor: np.ndarray, layout: Layout) -> np.nd
 
 
 def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
-    """Concatenate arrays along one or several axes to one array.
+    """Concatenate arrays along one or several axes to one array; without axes, return the only one.
 
     Args:
       pieces: index -> array. An index has the position of the array along each of `axes`.
-      axes: the axes of concatenation; () returns the only array.
 
     Raises:
       ValueError: the shapes do not fit together.
@@ -250,13 +231,7 @@ def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]
 
 
 def _find_mismatches(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
-    """Return one phrase for each difference between the arrays of a file and the parameters of a model.
-
-    Args:
-      values: parameter path -> array from the file.
-      shapes: parameter path -> shape in the model.
-      mapped: the mapped file.
-    """
+    """Return a phrase for each difference between the arrays of a file and the shapes of a model, by parameter path."""
     layout = mapped.layout
     lacking = sorted(set(shapes) - set(values))
     found = [f"no tensor for {target}" for target in lacking if not _matches(layout.optional, target)]

@@ -25,10 +25,7 @@ _OTHERWISE = (
 
 
 def backbone_file(name: str, weights: str = "auto") -> Path:
-    """Return the path of the weights of a backbone: the published file for "auto", otherwise the file `weights`.
-
-    Raises UserError as `locate`, or if none are published.
-    """
+    """Return the weights of a backbone: the published file for "auto", else `weights`; UserError if there are none."""
     if weights != "auto":
         return Path(weights)
     published = catalog.entry(name).weights
@@ -41,14 +38,10 @@ def backbone_file(name: str, weights: str = "auto") -> Path:
 
 
 def locate(file: PublishedFile, otherwise: str = "") -> Path:
-    """Return the path of a published file. Download it if necessary.
+    """Return the path of a published file, which is downloaded if necessary.
 
-    Args:
-      file: the file.
-      otherwise: what the user can do else, the end of the error for a file that is not available.
-
-    Raises:
-      UserError: the file is not available or cannot be stored, or its sha256 differs.
+    Raises UserError if the file is not available or cannot be stored, or its sha256 differs. `otherwise` is the end of
+    its sentence: what the user can do else.
     """
     if (installed := _installed(file)) is not None:
         return installed  # pip has checked it
@@ -111,15 +104,9 @@ def _fetch(file: PublishedFile, target: Path) -> None:
 
 
 def _require_sha256(file: Path, target: Path, sha256: str) -> str:
-    """Return the sha256 of `file` as a hexadecimal string.
+    """Return the sha256 of `file`, which is or will be stored at `target`; UserError if it is not the expected one.
 
-    Args:
-      file: the file to check.
-      target: the path at which the file is or will be stored. If `target`.sha256 exists, it has the expected sha256.
-      sha256: the expected sha256 or its first digits, used if `target`.sha256 does not exist. "" accepts any file.
-
-    Raises:
-      UserError: the sha256 differs from the expected sha256.
+    That is in the file `target`.sha256, or else `sha256`, also its first digits; "" accepts any file.
     """
     pin = _pin(target)
     expected = pin.read_text().partition(" ")[0] if pin.is_file() else sha256

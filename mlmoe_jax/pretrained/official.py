@@ -65,19 +65,15 @@ _EXPECTED = (
 
 
 def load_official(model: nnx.Module, path: Path) -> LoadReport:
-    """Fill a model from a checkpoint of the authors' code. The checkpoint may contain only the head.
+    """Fill a model in place from a checkpoint of the authors' code. The checkpoint may contain only the head.
 
     If the position table of the file has another number of positions, it replaces the table of the backbone. The
     authors' code for ViT-B/16 resamples the table when it builds a model for larger images, and stores the result.
 
-    Args:
-      model: the model. It is changed in place.
-      path: the checkpoint.
-
     Raises:
-      UserError: the checkpoint is neither a whole model nor a head. Or the head in its code reads other tokens than the
-        head of the model. Or its shapes do not fit the model, for instance because the number of labels differs. The
-        model is then unchanged.
+      UserError: the checkpoint is neither a whole model nor a head. Or the head in its code reads other tokens than
+        the head of the model. Or its shapes do not fit the model, for instance because the number of labels differs.
+        The model is then unchanged.
     """
     mapped = map_file(path, whole_model=True)
     if problem := _find_contradiction(model, mapped):
@@ -97,10 +93,7 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
-    """Return why a checkpoint belongs to another model although all shapes may fit, and the remedy.
-
-    Return "" if nothing contradicts the model.
-    """
+    """Return why a checkpoint whose shapes may fit belongs to another model, and the remedy; "" if it does not."""
     pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"
@@ -119,11 +112,8 @@ def _pooling(layout: str, table: np.ndarray | None) -> str | None:
 
     On MAE, the head in the code of VPT, GateVPT and E2VPT reads the mean of prompts and patches. On other backbones it
     reads the class token. GateVPT's code uses the same tensor names for MAE and MoCo v3, but the fixed position tables
-    of MAE and MoCo v3 differ. The result is None for any other position table, and for layouts of other models.
-
-    Args:
-      layout: the name of the layout.
-      table: the position table f32[1,1+S·S,D] of the file, or None if the file has none.
+    f32[1,1+S·S,D] of MAE and MoCo v3 differ. The result is None for any other position table, and for layouts of other
+    models.
     """
     if layout.endswith("_mae"):
         return "mean"
@@ -173,7 +163,7 @@ def require_writable(path: Path) -> None:
 
 
 def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
-    """Return the layout of the authors' code that fits a whole model, and the parameters as a dict: tensor name -> f32.
+    """Return the layout of the authors' code that fits a whole model, and the parameters as tensor name -> f32.
 
     Importing these tensors restores the parameters. E2VPT's prompt keys and values cannot be exported, because their
     rules cannot be read backwards.
@@ -213,15 +203,8 @@ def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> dict[str, np
 def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np.ndarray]]:
     """Split an array into the tensors that `rules` concatenate along one axis: the inverse of `load.join_pieces`.
 
-    Args:
-      rules: the rules of the tensors. If two rules make the same tensor, the first is used.
-      value: the array.
-
-    Returns:
-      A list of (rule, tensor) in the order of the tensors along the axis.
-
-    Raises:
-      ValueError: the rules cannot split the array.
+    Return (rule, tensor) in the order along the axis. If two rules make the same tensor, the first is used. Raises
+    ValueError if the rules cannot split the array.
     """
     by_index = {rule.index: rule for rule in reversed(rules)}
     if set(by_index) <= {()}:
@@ -252,9 +235,6 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
 
 
 def _normalization(backbone: ConfigDict) -> str:
-    """Return the image normalization of `config.model.backbone`.
-
-    The value `auto` is returned as "imagenet" if the backbone uses ImageNet's mean, otherwise as "auto".
-    """
+    """Return the image normalization of `config.model.backbone`; "imagenet" for `auto` if that is ImageNet's mean."""
     imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
     return "imagenet" if backbone.normalization == "auto" and imagenet else backbone.normalization

@@ -114,8 +114,8 @@ def is_peft(path: Path) -> bool:
 def read_peft(path: Path) -> PeftAdapter:
     """Read an adapter from a folder with PEFT's files.
 
-    Raises:
-      UserError: a file is missing or damaged, or mlmoe_jax does not support an option, a layer or a value in the files.
+    Raises UserError if a file is missing or damaged, or has an option, a layer or a value that mlmoe_jax does not
+    support.
     """
     with damage_explained(path / CONFIG), open_regular(path / CONFIG) as file:
         options = json.loads(file.read(MIB))
@@ -171,16 +171,9 @@ def _by_layer(path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 
 
 def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
-    """Fill the adapter of a model from PEFT's files, and the classifier if possible.
+    """Fill the adapter of a model with a filled backbone from PEFT's files, in place. Return the filled paths.
 
     The classifier is filled if the files have one and the head is a linear classifier of the normalized class token.
-
-    Args:
-      model: a model that has the adapter and a filled backbone. It is changed in place.
-      adapter: the adapter from the files.
-
-    Returns:
-      The paths of the filled parameters.
 
     Raises:
       UserError: shapes differ. Or the classifier of the files has another number of labels, or reads more than the
@@ -225,13 +218,8 @@ def write_peft(path: Path, model: Classifier, config: ConfigDict) -> tuple[int, 
     """Write the LoRA or DoRA of a model as a new folder of PEFT, with float32 tensors and the names of transformers 5.
 
     A linear classifier of the class token is written as the classifier of transformers. Other heads are not written.
-
-    Returns:
-      The number of tensors, and whether the classifier is among them.
-
-    Raises:
-      UserError: the model has prompts, has other adapters than one LoRA or DoRA, or has a backbone that transformers
-        does not have.
+    Return the number of tensors, and whether the classifier is among them. Raises UserError if the model has prompts,
+    other adapters than one LoRA or DoRA, or a backbone that transformers does not have.
     """
     if problem := _why_unwritable(model, config):
         raise UserError(problem)
@@ -287,7 +275,7 @@ def _transformers_names(shape: ViTShape) -> tuple[str, str]:
 
 
 def _update_parts(model: Classifier, name: str, layer: str) -> dict[str, np.ndarray]:
-    """Return the adapter's arrays f32[L,…] for a layer, as a dict: PEFT's name of the array -> array."""
+    """Return PEFT's name -> f32[L,…] of the adapter's arrays for a layer."""
     update = getattr(model.adapters[name], layer)
     parts = {end: np.asarray(getattr(update, part)[...]) for end, part in _PARTS.items() if hasattr(update, part)}
     if name == "dora":
@@ -298,10 +286,7 @@ def _update_parts(model: Classifier, name: str, layer: str) -> dict[str, np.ndar
 def _classifier_tensors(model: Classifier, inputs: int) -> dict[str, np.ndarray]:
     """Return `weight` and `bias` of the classifier of transformers; {} if the head reads more than the class token.
 
-    Args:
-      model: the model.
-      inputs: number of inputs of the classifier. If it also reads the mean of the patches (2D inputs), the weights of
-        that mean are 0.
+    If the classifier also reads the mean of the patches (2D `inputs`), the weights of that mean are 0.
     """
     if not _reads_class_token(model):
         return {}

@@ -44,7 +44,6 @@ class Tokenizer:
     """A tokenizer of texts for one text tower.
 
     Args:
-      entry: the text tower, its length and what it does with a text.
       split: splits a text into the numbers of its tokens, without start, end and padding.
       numbers: the number of a special token by its name.
     """
@@ -87,14 +86,9 @@ class Tokenizer:
 
 
 def open_tokenizer(path: Path, entry: TextEntry) -> Tokenizer:
-    """Read the file of a tokenizer, `tokenizer.json` or `tokenizer.model`.
+    """Read the file of a text tower's tokenizer, `tokenizer.json` or `tokenizer.model`.
 
-    Args:
-      path: the file.
-      entry: the text tower whose tokens it makes.
-
-    Raises:
-      UserError: the file is damaged, or belongs to another text tower. Or the extra `text` is not installed.
+    Raises UserError if the file is damaged or belongs to another text tower, or if the extra `text` is not installed.
     """
     split, size, number = _open_sentencepiece(path) if path.suffix == ".model" else _open_json(path)
 

@@ -42,10 +42,7 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
 def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
-    """Return the unpickled content of a zip archive, and a function that reads its storages.
-
-    `size` is the size of the file in bytes.
-    """
+    """Return the unpickled content of a zip archive of `size` bytes, and a function that reads its storages."""
     archive = zipfile.ZipFile(file)
     sizes = {record.filename: record.file_size for record in archive.infolist()}
     roots = [name.removesuffix("data.pkl") for name in sizes if re.fullmatch("[^/]+/data\\.pkl", name)]
@@ -88,10 +85,7 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """Return name -> tensor from the first of STATE_KEYS that has tensors, or else from `content` itself.
-
-    Raises Unreadable if `content` has no tensors.
-    """
+    """Return the tensors of the first of STATE_KEYS that has some, or of `content` itself; Unreadable without any."""
     content = content if isinstance(content, dict) else {}
     found = (_named_tensors(value) for value in (*map(content.get, STATE_KEYS), content))
     tensors = next(filter(None, found), None)
@@ -111,17 +105,7 @@ def _named_tensors(value: Any) -> dict[str, Tensor]:
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
-    """Return a tensor as a NumPy array that shares the memory of its storage.
-
-    Args:
-      name: name of the tensor, for the error.
-      tensor: the description of the tensor.
-      read: returns the bytes of a storage.
-      file_size: size of the file in bytes.
-
-    Raises:
-      Unreadable: the tensor exceeds its storage or the file.
-    """
+    """Return a tensor as a NumPy array on the memory of its storage; Unreadable if it exceeds that or the file."""
     if not _fits(tensor, file_size):
         raise Unreadable(f"its tensor {name[:100]!r} does not fit into its storage and the file")
     storage, shape, item = tensor.storage, tensor.shape, tensor.dtype.itemsize

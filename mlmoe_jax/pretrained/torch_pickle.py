@@ -56,7 +56,6 @@ class Storage(_StandIn):
 
     Attributes:
       key: the name of the storage in the file.
-      dtype: the type of its elements.
       nbytes: the size of the storage in bytes.
       start: the first element that a tensor may use.
       count: the number of elements from `start` that a tensor may use.
@@ -73,12 +72,7 @@ class Storage(_StandIn):
 class Tensor(_StandIn):
     """A tensor as the pickle describes it. Fields other than `dtype` are unchecked and may have any type.
 
-    Attributes:
-      storage: the `Storage`.
-      dtype: the type of the elements.
-      offset: the number of elements before the first element.
-      shape: the shape.
-      strides: the strides in elements.
+    `offset` is the number of elements before the first one, and `strides` are in elements.
     """
 
     storage: Any
@@ -178,14 +172,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(data: Any, storages: dict[str, Storage]) -> Any:
-    """Unpickle the next pickle of a file object, and leave the position of the file object after the pickle.
+    """Unpickle the next pickle of a memory map or io.BytesIO, and leave its position after the pickle.
 
-    Args:
-      data: a memory map or io.BytesIO.
-      storages: key -> storage. Every storage of the pickle is added.
-
-    Returns:
-      The unpickled object.
+    Every storage of the pickle is added to `storages`, by key.
 
     Raises:
       Unreadable: the pickle has a name that is not in the whitelist.
@@ -214,10 +203,7 @@ def _check(data: Any) -> None:
 
 
 class _StackOfSizes:
-    """A simulation of the unpickler's stack.
-
-    For each value on the stack it stores only the number of nested items and the depth of nested tuples, not the value.
-    """
+    """A simulation of the unpickler's stack, with the number of nested items and the depth of tuples for each value."""
 
     def __init__(self):
         self.values: list[tuple[int, int]] = []
@@ -241,10 +227,7 @@ class _StackOfSizes:
             self.values[first:] = [result] * len(opcode.stack_after)
 
     def _first_taken(self, before: list[pickletools.StackObject]) -> int:
-        """Return the index on the stack of the first value that an instruction takes.
-
-        `before` is the list of stack objects that the instruction takes, as `pickletools` documents it.
-        """
+        """Return the index of the first value that an instruction takes; `before` is as in `pickletools`."""
         if pickletools.markobject in before:
             first = self.marks.pop() - before.index(pickletools.markobject)
         else:
@@ -255,10 +238,7 @@ class _StackOfSizes:
 
 
 def _tuple_size(items: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of nested items and the depth of a tuple; ValueError if it exceeds a limit.
-
-    `items` has the number and the depth of each item of the tuple.
-    """
+    """Return the size and depth of a tuple from those of its items; ValueError if one exceeds a limit."""
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise ValueError("a tuple of the pickle is too large")

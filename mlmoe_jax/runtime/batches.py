@@ -21,10 +21,9 @@ STEPS_IN_FLIGHT = 1  # steps dispatched after the step whose output is transferr
 def device_batches(
     loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, progress: Progress | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yield the batches of a loader as global arrays on the mesh.
+    """Yield a loader's batches as global arrays on the mesh, the next one in transfer while one is used.
 
-    The next batch is transferred while the current batch is used. If `progress` is given, it measures the time spent
-    waiting for the loader.
+    If `progress` is given, it measures the time spent waiting for the loader.
     """
     current = None
     for batch in loader if progress is None else progress.waiting(loader):
@@ -67,12 +66,8 @@ def run_batches(
     Args:
       step: a compiled function from a global batch on the mesh to a tree of arrays.
       loader: yields this process's part of each batch, as `data.pipeline.build_loader` does.
-      mesh: the mesh on which the step runs.
-      advice: the end of the error message if a device is out of memory: what the user can change.
+      advice: the end of the UserError if a device is out of memory: what the user can change.
       progress: is advanced once per batch, and closed at the end; None shows no progress.
-
-    Raises:
-      UserError: a device is out of memory.
     """
     outputs: deque[Any] = deque()
     with shortage_explained(advice), contextlib.closing(progress) if progress else contextlib.nullcontext():

@@ -33,19 +33,14 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attribu
 # ------------------------------------------------------------------------------------------------- start and end
 @dataclass(frozen=True)
 class Job:
-    """A job of several processes.
-
-    Attributes:
-      index: the index of this process.
-      arguments: keyword arguments of `jax.distributed.initialize`.
-    """
+    """A job: the index of this process in it, and the keyword arguments of `jax.distributed.initialize`."""
 
     index: int
     arguments: dict[str, Any]
 
 
 def find_job(environment: Mapping[str, str]) -> Job | None:
-    """Return the job to which this process belongs according to environment variables; None for a single process.
+    """Return this process's job according to environment variables; None for a single process.
 
     Raises UserError if the variables MLMOE_COORDINATOR, MLMOE_PROCESSES and MLMOE_PROCESS are incomplete or invalid.
     """
@@ -128,7 +123,7 @@ def connect(job: Job) -> None:
 def _wait_for(address: str, seconds: float) -> None:
     """Wait until the first process accepts connections; UserError after `seconds`.
 
-    Without this wait, JAX would end the process with a native stack trace if there is no first process.
+    Without this wait, JAX would end the process with a native stack trace.
     """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
@@ -191,10 +186,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return the `value` of the first process on every process.
-
-    Use it for decisions on which all processes must agree. `value` must be JSON-serializable.
-    """
+    """Return the JSON-serializable `value` of the first process on every process, so that all decide alike."""
     return gather(value if is_first() else None)[0]
 
 
@@ -235,10 +227,7 @@ class Vote:
         return answer
 
     def _start(self, ballot: Any) -> Any:
-        """Dispatch the maximum of the arrays `ballot`, i32[2], over all processes.
-
-        Return the global array of the result.
-        """
+        """Dispatch the maximum of the ballots i32[2] of all processes, and return it as a global array."""
         import jax
         import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -252,7 +241,7 @@ class Vote:
 
 
 def to_host(tree: Any) -> Any:
-    """Return a tree of arrays as NumPy arrays, each with its global shape on every process.
+    """Return a tree of arrays as NumPy arrays of their global shapes on every process.
 
     An array that is sharded over several processes is gathered, one array at a time. Any other array is only copied.
     """

@@ -38,10 +38,7 @@ _REMEDIES = {
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: $MLMOE_CACHE if it is set, otherwise mlmoe_jax in the user's cache folder.
-
-    The folder may not exist yet.
-    """
+    """Return the cache folder, which may not exist: $MLMOE_CACHE, or else mlmoe_jax in the user's cache folder."""
     if folder := os.environ.get("MLMOE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
@@ -77,10 +74,7 @@ def _spellings(path: str) -> Iterator[str]:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a local file for reading, in binary mode.
-
-    Raises OSError if the path is not a regular file, or is a name that no file can have.
-    """
+    """Open a local file in binary mode; OSError if it is no regular file, or has a name that no file can have."""
     try:
         # O_NONBLOCK: opening a pipe does not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -108,10 +102,7 @@ def open_text(path: str | os.PathLike) -> TextIO:
 
 
 def read_text(path: str | os.PathLike, most: int = MOST_DATA) -> str:
-    """Return the content of a file as `read_bytes`, as UTF-8 text without a byte order mark.
-
-    Raises OSError as `read_bytes`, and UnicodeDecodeError if it is not UTF-8.
-    """
+    """Return a file as `read_bytes`, as UTF-8 text without byte order mark; UnicodeDecodeError if it is not UTF-8."""
     content = read_bytes(path, most)
     _refuse_utf_16(content)
     return content.decode("utf-8-sig")
@@ -124,10 +115,7 @@ def _refuse_utf_16(content: bytes) -> None:
 
 
 def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
-    """Return the content of a file, local or at an address such as gs://.
-
-    Raises OSError if the file cannot be read or has more than `most` bytes.
-    """
+    """Return the content of a file, local or at an address such as gs://; OSError if it has more than `most` bytes."""
     if "://" in os.fspath(path):
         return _read_remote(path, most)
     with open_regular(path) as file:
@@ -202,11 +190,9 @@ def damage_explained(path: Any) -> Iterator[None]:
 
 
 def disk_error(error: BaseException, place: object = "") -> DiskError | None:
-    """Return a DiskError if `error` was caused by a full, read-only or failing disk, otherwise None.
+    """Return a DiskError if a full, read-only or failing disk caused `error` or one of its causes, otherwise None.
 
-    Args:
-      error: any exception. Its causes are searched too.
-      place: the file or folder that was written. By default, the path in `error` is used.
+    `place` is the file or folder that was written, by default the path in the error.
     """
     if isinstance(error, UserError):  # its text is the reason already
         return error if isinstance(error, DiskError) else None
@@ -220,10 +206,7 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
 
 
 def _find_errno(error: BaseException) -> int | None:
-    """Return the errno of an error if it is a key of _REMEDIES, otherwise None.
-
-    C++ libraries raise other exception types, so the error message is also searched for the text of such an errno.
-    """
+    """Return the errno of an error, of C++ libraries by its text, if it is a key of _REMEDIES, otherwise None."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _REMEDIES else None
     text = str(error)
@@ -232,10 +215,7 @@ def _find_errno(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def disk_errors_explained(place: object) -> Iterator[None]:
-    """Convert an error in the block to a DiskError if a full, read-only or failing disk caused it.
-
-    `place` is the path that the block writes.
-    """
+    """Convert an error in the block to a DiskError at `place`, if a full, read-only or failing disk caused it."""
     try:
         yield
     except Exception as error:

@@ -36,10 +36,7 @@ _LITERAL = re.compile(  # text in parentheses is a name unless it has a quote or
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as strict JSON.
-
-    A float that is not finite becomes null, such as the mAP of a split without positives.
-    """
+    """Return a value as strict JSON, in which a float that is not finite becomes null, such as an undefined mAP."""
 
     def strict(item: Any) -> Any:
         if isinstance(item, dict):
@@ -52,14 +49,10 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.ndarray]:
-    """Return all arrays of an open npz file as a dict: name -> array. Pickled objects are refused.
+    """Return the arrays of an npz file, open in binary mode, by name. Pickled objects are refused.
 
-    Args:
-      file: the file, open for reading in binary mode.
-      usual: the maximum unpacked size in bytes. A large file may instead unpack to UNPACK_RATIO times its own size.
-
-    Raises:
-      Exception: any type, if the file is damaged or too large. Call it inside `files.damage_explained`.
+    It may unpack to `usual` bytes, or to UNPACK_RATIO times its own size. Call it inside `files.damage_explained`,
+    because it raises exceptions of any type if the file is damaged or too large.
     """
     import numpy as np  # `--help` needs the other functions, and not numpy
 
@@ -80,11 +73,7 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
 
 
 def read_metadata(content: bytes) -> dict[str, str]:
-    """Return the texts in the header of a safetensors file, by their names.
-
-    Raises:
-      Exception: any type, if the file is damaged. Call it inside `files.damage_explained`.
-    """
+    """Return the texts in the header of a safetensors file by name. Call it inside `files.damage_explained`."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]).get("__metadata__", {})
 
@@ -93,34 +82,24 @@ class _XmlBuilder(ElementTree.TreeBuilder):
     """A builder of XML trees that refuses a document type declaration, whose entities can expand without a bound."""
 
     def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
-        """Raise ValueError, because a document type declaration is not allowed."""
         raise ValueError("it has a document type, which is not read")
 
 
 def parse_xml(file: BinaryIO) -> ElementTree.Element:
-    """Return the root element of an XML document.
-
-    Raises:
-      ElementTree.ParseError: the document is malformed.
-      ValueError: the document has a document type declaration.
-    """
+    """Return the root of an XML document; ParseError if it is malformed, ValueError for a document type declaration."""
     parser = ElementTree.XMLParser(target=_XmlBuilder())
     return ElementTree.parse(file, parser).getroot()
 
 
 def escape_cell(cell: Any) -> Any:
-    """Return the value to write into a CSV cell.
-
-    A text that a spreadsheet would evaluate as a formula gets an apostrophe at its start. nan becomes "". Any other
-    value is returned unchanged.
-    """
+    """Return the value to write into a CSV cell: "" for nan, and a formula of a spreadsheet after an apostrophe."""
     if cell != cell:  # only nan differs from itself
         return ""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def unescape_cell(cell: str) -> str:
-    """Return the original text of a cell that `escape_cell` returned: the inverse of `escape_cell` for text."""
+    """Return the original text of a cell that `escape_cell` returned."""
     return cell[1:] if _ESCAPED.match(cell) else cell
 
 
@@ -139,10 +118,7 @@ def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
 
 
 def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
-    """Read a CSV table that `row_writer` wrote. Return one dict per row: column name -> text of the cell.
-
-    Raises csv.Error or ValueError if the table is damaged.
-    """
+    """Return the rows of a table of `row_writer` as column -> text; csv.Error or ValueError if it is damaged."""
     rows = [[unescape_cell(cell) for cell in row] for row in csv.reader(lines, strict=True)]
     heading = rows[0] if rows else []
     return [dict(zip(heading, row, strict=True)) for row in rows[1:]]
@@ -170,9 +146,7 @@ def read_cell_names(cell: str, separator: str = ";") -> list[str]:
     """Return the names in a cell, which are joined by `separator`, or a list in JSON or Python or as NumPy prints it.
 
     A list may be the value of `choices`, as Label Studio writes it. Names keep spaces around them, and can be empty.
-
-    Raises:
-      ValueError: the cell has the form of a literal that is not a list of names.
+    Raises ValueError if the cell has the form of a literal that is not a list of names.
     """
     text = cell.strip()
     if not _LITERAL.fullmatch(text):

@@ -55,15 +55,11 @@ def read_url(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """Return the answer of a server.
+    """Return the answer of a server, of at most `most` bytes, to a GET request, or with a `body` to a POST request.
 
     Args:
-      address: the address.
-      most: the largest size of the answer in bytes.
       server: the only server that may be asked, such as http://localhost:8080; "" = any.
       timeout: seconds, for connecting and for every read.
-      headers: further headers of the request.
-      body: the content of a POST request; None: it is a GET request.
 
     Raises:
       Refused: the server refuses the request, or the address, a redirect or the size is not allowed.
@@ -138,10 +134,7 @@ def _receive(address: str, path: Path) -> None:
 
 
 def _start(path: Path, response: http.client.HTTPResponse) -> None:
-    """Prepare a download from the first byte: remove `path`, and store the version of the file on the server.
-
-    Raises Refused if the response is a web page.
-    """
+    """Remove `path`, and store the version on the server, to download from the first byte; Refused for a web page."""
     if response.headers.get_content_type() == "text/html":
         raise Refused("the response is a web page and not a file")
     remove_download(path)  # first, so that old bytes never stand beside a new version

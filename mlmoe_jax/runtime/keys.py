@@ -81,7 +81,6 @@ class Key(Meaning, abc.ABC):
 
     Attributes:
       allowed: the allowed values in words, such as "an integer above 0".
-      default: the default value.
       doc: one sentence that describes the key.
       unit: the unit of a number; "" if it has none.
       required: whether each stored config has the key, since the current default would be wrong for an older run.
@@ -97,11 +96,7 @@ class Key(Meaning, abc.ABC):
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
-        """Return the value that a text of the command line stands for.
-
-        Raises:
-          ValueError, SyntaxError, KeyError: the text is not a value of this type.
-        """
+        """Return the value of a text of the command line; ValueError, SyntaxError or KeyError for a wrong type."""
 
     @abc.abstractmethod
     def allows(self, value: Any) -> bool:
@@ -135,11 +130,7 @@ class TextKey(Key):
 
 @dataclass(frozen=True)
 class PathKey(TextKey):
-    """A key whose value is a path on this machine, which a shared model does not keep.
-
-    Attributes:
-      words: values that are no paths.
-    """
+    """A key whose value is a path on this machine, which a shared model does not keep, or one of `words`."""
 
     _: KW_ONLY
     words: tuple[str, ...] = ()
@@ -153,11 +144,7 @@ class PathKey(TextKey):
 
 @dataclass(frozen=True)
 class ChoiceKey(TextKey):
-    """A key whose value is one of several names.
-
-    Attributes:
-      choices: the names: a tuple, a mapping from names to descriptions, or a registry.
-    """
+    """A key whose value is one of `choices`: a tuple, a mapping from names to descriptions, or a registry."""
 
     _: KW_ONLY
     choices: tuple[str, ...] | Mapping[str, str] | Registry
@@ -188,13 +175,9 @@ class FlagKey(Key):
 
 @dataclass(frozen=True)
 class NumberKey(Key):
-    """A key whose value is a finite number within limits.
+    """A key whose value is a finite number > `above`, ≥ `least`, < `below` and ≤ `most`.
 
-    Attributes:
-      above: exclusive lower limit.
-      least: inclusive lower limit.
-      below: exclusive upper limit.
-      most: inclusive upper limit. The default is LARGEST, because a larger number is most likely a typo.
+    The default of `most` is LARGEST, because a larger number is most likely a typo.
     """
 
     type_name: ClassVar[str] = "a number"
@@ -237,10 +220,7 @@ class IntegerKey(NumberKey):
 
 @dataclass(frozen=True)
 class AutoIntegerKey(IntegerKey):
-    """A key whose value is an integer within limits, or `auto`, which lets the program choose the number.
-
-    In a config, `auto` is stored as the integer AUTO.
-    """
+    """A key whose value is an integer within limits, or `auto`, stored as AUTO: the program chooses it."""
 
     AUTO: ClassVar[int] = -1
 
@@ -303,11 +283,7 @@ class TextsKey(_TupleKey):
 
 @dataclass(frozen=True)
 class ChoicesKey(TextsKey):
-    """A key whose value is a tuple of one or more of several names, each once.
-
-    Attributes:
-      choices: the names.
-    """
+    """A key whose value is a tuple of one or more of the names `choices`, each once."""
 
     _: KW_ONLY
     choices: tuple[str, ...]
@@ -359,10 +335,8 @@ class FractionsKey(_NumbersKey):
 class RulesKey(_TupleKey):
     """A key whose value is a tuple of rules (regular expression, value) for parameter paths.
 
-    The first rule whose expression matches a path gives the value for the path (see models.rules).
-
-    Attributes:
-      factors: whether the value of a rule is a number. If False, it is True or False.
+    The first rule whose expression matches a path gives the value for the path (see models.rules). It is a number if
+    `factors`, otherwise True or False.
     """
 
     _: KW_ONLY
@@ -414,17 +388,10 @@ def section(
     shared: str = "",
     **entries: Key | ConfigSection,
 ) -> ConfigSection:
-    """Return a section of the config.
+    """Return a section of the config, with its entries in the order in which the help lists them.
 
-    Args:
-      doc: one sentence that describes the section.
-      further: as in `ConfigSection`.
-      optional: as in `ConfigSection`.
-      only_if: as in `Meaning`, for all entries. A name without a dot is a key beside the section.
-      stages: as in `Meaning`, for entries without stages of their own.
-      on_resume: as in `Meaning`, likewise.
-      shared: as in `Meaning`, likewise.
-      **entries: name -> key or subsection, in the order in which the help lists them.
+    A name without a dot in `only_if` is a key beside the section. `stages`, `on_resume` and `shared` apply to entries
+    without their own. See `Meaning` and `ConfigSection`.
     """
     meaning = {"only_if": only_if or {}, "stages": stages, "on_resume": on_resume, "shared": shared}
     return ConfigSection(doc, entries, further, optional, **meaning)
@@ -433,10 +400,7 @@ def section(
 def resolve(entry: Key | ConfigSection, name: str, around: Meaning) -> Key | ConfigSection:
     """Return a key, or a section with all its entries, with the meaning that it inherits and with full names of keys.
 
-    Args:
-      entry: the key or section as it is declared.
-      name: its dotted name; "" for the whole config.
-      around: the resolved section around it.
+    `name` is its dotted name, "" for the whole config. `around` is the resolved section around it.
     """
     place = name.rpartition(".")[0]
     own = {key if "." in key else f"{place}.{key}".lstrip("."): values for key, values in entry.only_if.items()}
@@ -456,13 +420,9 @@ def resolve(entry: Key | ConfigSection, name: str, around: Meaning) -> Key | Con
 
 
 def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | ConfigSection]]:
-    """Yield (dotted name, entry) for each key and each subsection of `table`, recursively.
+    """Yield (dotted name, entry) for each key and each subsection of `table`, recursively, subsections first.
 
-    A subsection comes before its own entries.
-
-    Args:
-      table: the section.
-      prefix: the text before each name, such as "data.".
+    `prefix` is the text before each name, such as "data.".
     """
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry
@@ -473,12 +433,9 @@ def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | Co
 def keys_of(registry: Registry, choice: str) -> dict[str, Key | ConfigSection]:
     """Return the keys that the entries of a registry declare, each with the condition that such an entry is chosen.
 
-    Args:
-      registry: the registry. Entries may share a key, which then is the same object in each.
-      choice: the key in the same section whose values are the names of the registry.
-
-    Raises:
-      ValueError: two entries declare different keys with one name, or a family declares keys.
+    `choice` is the key in the same section whose values are the names of the registry. Entries may share a key, which
+    then is the same object in each. Raises ValueError if two entries declare different keys with one name, or if a
+    family declares keys.
     """
     declared: dict[str, Key | ConfigSection] = {}
     users: dict[str, list[str]] = {}

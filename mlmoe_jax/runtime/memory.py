@@ -18,28 +18,19 @@ TRAINING_ADVICE = (
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the number of bytes that a tree of sharded arrays takes on one device, without padding.
-
-    Leaves may also be ShapeDtypeStructs with a sharding.
-    """
+    """Return the bytes that a tree of sharded arrays or ShapeDtypeStructs takes on one device, without padding."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def device_capacity(device: jax.Device) -> tuple[int | None, str]:
-    """Return (bytes, source): the memory that this process may use on a device, and the origin of the number in words.
-
-    The number is None if the device does not report it.
-    """
+    """Return the bytes that this process may use on a device, None if not reported, and their origin in words."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
 
 
 def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Return the memory per device that the compiler reports for a program, in bytes.
-
-    The keys are `arguments`, `outputs`, `aliased` (donated arguments), `temporaries`, `code` and `peak`.
-    """
+    """Return the bytes per device that the compiler reports for a program; `aliased` are donated arguments."""
     stats = compiled.memory_analysis()
     return {
         "arguments": stats.argument_size_in_bytes,
@@ -52,19 +43,16 @@ def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def required_bytes(memory: dict[str, int]) -> int:
-    """Return the bytes that a program needs on a device, from the dict that `memory_parts` returns.
+    """Return the bytes of a program on a device: the sum of `memory_parts`, or the compiler's peak if that is larger.
 
-    The result is the sum of all parts, with donated arguments counted once, or the compiler's peak if that is larger.
+    Donated arguments are counted once.
     """
     parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
     return max(parts, memory["peak"])
 
 
 def describe_memory(name: str, compiled: jax.stages.Compiled) -> str:
-    """Return a line of text: the memory that a compiled program needs per device, and the capacity of the device.
-
-    `name` is the name of the program in the line.
-    """
+    """Return a line: the memory that the compiled program `name` needs per device, and the capacity of the device."""
     parts, (capacity, _) = memory_parts(compiled), device_capacity(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))

@@ -71,18 +71,12 @@ class StopRequest(threading.Event):
         return self._vote.any(self.is_set())
 
     def agreed_at_end(self) -> bool:
-        """Return whether any process has received a request. The call waits for all processes.
-
-        It finds a request that arrived after the last step.
-        """
+        """Return whether any process has received a request, also after the last step. The call waits for all."""
         return any(distributed.gather(self.is_set()))
 
 
 def _maintenance_noticed() -> bool:
-    """Return whether JAX's preemption service asks the job to stop at this call.
-
-    The service returns True in the same call on all processes.
-    """
+    """Return whether JAX's preemption service asks the job to stop, in the same call on all processes."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -112,11 +106,7 @@ def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
     Python loses an exception that is raised in some places, such as a callback of the garbage collector.
     `stop_if_requested` then raises KeyboardInterrupt. After `patience` seconds or at a second signal, the handler
     raises KeyboardInterrupt itself. It does not do so while an extension module is being initialized, because that can
-    crash.
-
-    Args:
-      code: the exit code of the process if it still runs after another `patience` seconds, or at a third signal.
-      patience: the time to wait, in seconds.
+    crash. If the process still runs after another `patience` seconds, or at a third signal, it exits with `code`.
     """
     global _stage
     signals, last = 0, math.inf
@@ -158,10 +148,7 @@ def _initializes_extension(frame: Any) -> bool:
 
 
 def stop_if_requested() -> None:
-    """Raise KeyboardInterrupt if a signal was recorded. It is raised once, and only in the main thread.
-
-    Call it where KeyboardInterrupt cannot be lost.
-    """
+    """Raise KeyboardInterrupt once, in the main thread, if a signal was recorded. Call it where it cannot be lost."""
     global _stage
     if _stage == _REQUESTED and threading.current_thread() is threading.main_thread():
         _stage = _RAISED
@@ -170,10 +157,7 @@ def stop_if_requested() -> None:
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Handle the signals `numbers` with `handle` during the block.
-
-    Do nothing outside the main thread, because Python does not allow signal handlers there.
-    """
+    """Handle signals with `handle` during the block, if this is the main thread: Python forbids it in others."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -52,7 +52,6 @@ class Progress:
     Args:
       task: name of the loop, such as "train".
       total: number of the last step.
-      images_per_step: number of images in a batch.
       start: number of steps that were completed before this process started.
     """
 
@@ -110,10 +109,7 @@ class Progress:
         self._paused += time.perf_counter() - began
 
     def speed(self) -> dict[str, float]:
-        """Return `images_per_second` and `data_wait`, the fraction of time spent waiting for data.
-
-        Return {} before two steps.
-        """
+        """Return `images_per_second` and `data_wait`, the fraction of time spent waiting; {} before two steps."""
         if len(self._steps) < 2:
             return {}
         seconds = max(1e-9, self._steps[-1][0] - self._steps[0][0])
@@ -153,10 +149,7 @@ class DownloadBar(tqdm):
 
 
 def heartbeat() -> None:
-    """Update the modification time of the file $MLMOE_HEARTBEAT. `launch/supervise.sh` watches this time.
-
-    Raises KeyboardInterrupt if the command was asked to stop.
-    """
+    """Touch the file $MLMOE_HEARTBEAT, which `launch/supervise.sh` watches; KeyboardInterrupt if asked to stop."""
     stop_if_requested()
     path = os.environ.get("MLMOE_HEARTBEAT")
     if path and os.path.exists(path):  # only on the machine of the supervisor
@@ -169,10 +162,7 @@ def megabytes(count: float) -> str:
 
 
 def status(text: str) -> None:
-    """Log a message in the first process, by default to stderr. stdout is reserved for results.
-
-    Raises KeyboardInterrupt if the command was asked to stop.
-    """
+    """Log a message in the first process, by default to stderr; KeyboardInterrupt if the command was asked to stop."""
     stop_if_requested()
     if distributed.is_first():
         _LOGGER.info(text)

@@ -78,16 +78,13 @@ def _entry(name: str, entries: Container[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown `name`.
-
-    It suggests the nearest known name, or lists all known names if none is similar.
-    """
+    """Return the end of an error about an unknown `name`: the nearest known name, or all if none is similar."""
     known = list(known)
     return nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of an error message that suggests the known name nearest to `name`; "" if none is similar.
+    """Return the end of an error that suggests the nearest known name; "" if none is similar.
 
     `cutoff` is the least similarity, as in `difflib.get_close_matches`.
     """

@@ -20,19 +20,10 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     """Build the device mesh of a run, see `make_mesh`, and replace dtypes `auto` in the config.
 
     What killed processes have left in the cache is removed first. A dtype `auto` is replaced by the default of the
-    platform, so that the run folder records the dtype in use.
-
-    Args:
-      config: the config of a run. It is changed in place.
-      devices: the devices of the mesh; None means all devices.
-      training: whether to check that `train.batch_size` is a multiple of the number of devices times
-        `train.accumulate`.
-
-    Returns:
-      The mesh.
+    platform, so that the run folder records the dtype in use. For `training`, the batch has to be whole.
 
     Raises:
-      UserError: the batch size is not such a multiple, or the sizes of the mesh do not divide the number of devices.
+      UserError: as `require_whole_batch` or `make_mesh`.
     """
     remove_leftovers(cache_folder(), below=True)
     mesh = make_mesh(config.mesh, devices)

@@ -32,35 +32,23 @@ LEAST_SHARDED = 2**12  # minimum number of entries of an array sharded over `fsd
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """The position of the label axis in the parameters that have one.
-
-    Attributes:
-      num_labels: the number of labels K.
-      axis: parameter path -> index of the label axis.
-    """
+    """The position of the label axis, of size K = `num_labels`, in the parameters that have one, by their paths."""
 
     num_labels: int
     axis: Mapping[str, int]
 
     def find(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a JAX tree path; None if it has none.
-
-        The tree path contains the path of a parameter as one of its keys.
-        """
+        """Return the label axis of the leaf at a JAX tree path, which has the parameter path as a key; None without."""
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the device mesh with the axes `data`, `fsdp` and `expert`.
+    """Build the device mesh with the axes `data`, `fsdp` and `expert`, by default of all devices.
 
-    Args:
-      sizes: `config.mesh`, the sizes of `fsdp` and `expert`. One of the sizes may be −1, which means all devices that
-        the other axis leaves. `data` gets the remaining factor.
-      devices: the devices; None means all devices.
-
-    Raises:
-      UserError: the sizes do not divide the number of devices.
+    `sizes` is `config.mesh`, the sizes of `fsdp` and `expert`. One of them may be −1, which means all devices that the
+    other axis leaves. `data` gets the remaining factor. Raises UserError if the sizes do not divide the number of
+    devices.
     """
     devices = np.asarray(jax.devices() if devices is None else devices)
     fsdp, expert = sizes["fsdp"], sizes["expert"]
@@ -77,10 +65,7 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def shard_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Put a tree of arrays on the mesh.
-
-    The label axis is padded if its size is not a multiple of the size of the mesh axis `expert`.
-    """
+    """Put a tree of arrays on the mesh, with label axes padded to a multiple of the mesh axis `expert`."""
     padded = _pad_tree(tree, mesh, label_axes)
     return jax.tree.map(jax.device_put, padded, tree_shardings(padded, mesh, label_axes))
 
@@ -174,10 +159,7 @@ def _slice(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> j
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Return a batch as global arrays whose leading axis is sharded over all axes of the mesh.
-
-    `batch` is the part of the batch that this process has loaded.
-    """
+    """Return this process's part of a batch as global arrays, whose leading axis is sharded over the whole mesh."""
     sharding = NamedSharding(mesh, BATCH)
     if distributed.process()[1] == 1:
         return jax.device_put(batch, sharding)  # one call for all arrays
@@ -186,10 +168,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 @jax.jit  # one small program instead of one for each shape
 def copy_tree(values: Any) -> Any:
-    """Return a copy of a tree of arrays.
-
-    The copy remains valid after a step has received the original arrays as donated buffers.
-    """
+    """Return a copy of a tree of arrays, which remains valid if the original ones are donated to a step."""
     return jax.tree.map(jnp.copy, values)
 
 

@@ -55,11 +55,7 @@ class _Changed(Exception):
 
 
 class Folder:
-    """A folder on local disk or in an object store. Its files are replaced atomically.
-
-    Args:
-      path: local path, or address such as gs://bucket/name.
-    """
+    """A folder on local disk, or in an object store at an address such as gs://bucket/name, with atomic replacement."""
 
     kind = "folder"  # its name in messages
 
@@ -75,10 +71,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ places inside
     def inside(self, name: str) -> epath.Path:
-        """Return the path of the file `name` below the folder, such as samples/0000.jpg.
-
-        Raises UserError if `name` or a symbolic link leads out of the folder.
-        """
+        """Return the path of a file below the folder, such as samples/0000.jpg; UserError if it or a link leads out."""
         if not all(map(is_file_name, name.split("/"))):
             raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; give a path below it")
         path = self.path / name
@@ -89,10 +82,7 @@ class Folder:
         return path
 
     def writable_folder(self, name: str) -> epath.Path:
-        """Return the path of the subfolder `name`.
-
-        Raises UserError if the subfolder, or one of its entries, is a link out of this folder.
-        """
+        """Return the path of a subfolder; UserError if it, or one of its entries, is a link out of this folder."""
         path = self.inside(name)
         for entry in path.iterdir() if self.is_local and path.is_dir() else ():
             self.inside(f"{name}/{entry.name}")
@@ -116,12 +106,8 @@ class Folder:
     def writing(self, *, wait: bool = False) -> Iterator[None]:
         """Create the folder if necessary, and hold its lock during the block.
 
-        Args:
-          wait: whether to wait while another process holds the lock.
-
-        Raises:
-          UserError: the folder cannot be created or locked.
-          InUse: another process holds the lock and `wait` is False.
+        Raises UserError if the folder cannot be created or locked, and InUse if another process holds the lock, unless
+        `wait`.
         """
         try:
             with disk_errors_explained(self):
@@ -147,10 +133,7 @@ class Folder:
             lock.release()
 
     def is_in_use(self) -> bool:
-        """Return whether another process holds the lock of the folder.
-
-        Return False for a folder in an object store, which has no locks.
-        """
+        """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
         path = self.path / LOCK
         if not (self.is_local and path.exists()):
             return False
@@ -216,10 +199,7 @@ class Folder:
         self.write_text(name, Table(columns, rows).csv())
 
     def files(self) -> Iterator[str]:
-        """Yield the names of all files below the folder, such as samples/0000.jpg.
-
-        Raises UserError if a symbolic link leads out of the folder.
-        """
+        """Yield the names of all files below the folder, such as samples/0000.jpg; UserError if a link leads out."""
         waiting = [""]
         while waiting:
             prefix = waiting.pop()
@@ -231,7 +211,7 @@ class Folder:
                     yield name
 
     def reading(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return the context manager `damage_explained` for the file `name` of this folder."""
+        """Return `damage_explained` for the file `name` of this folder."""
         return damage_explained(self / name)
 
     def read_bytes(self, name: str) -> bytes:
@@ -244,18 +224,12 @@ class Folder:
             return self.read_bytes(name).decode()
 
     def read_npz(self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict) -> Converted:
-        """Read the npz file `name`, and return `convert` of the dict: name -> array.
-
-        Raises UserError if the file is damaged or `convert` raises an error.
-        """
+        """Return `convert` of name -> array of an npz file; UserError if it is damaged or `convert` raises an error."""
         with self.reading(name):
             return convert(read_npz(io.BytesIO(self.read_bytes(name))))
 
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
-        """Read the JSON file `name`, and return `convert` of the object in the file.
-
-        Raises UserError if the file is damaged, has no object or `convert` raises an error.
-        """
+        """Return `convert` of the object in a JSON file; UserError if it has none, or `convert` raises an error."""
         with self.reading(name):
             content = json.loads(self.read_bytes(name))
             if not isinstance(content, dict):
@@ -292,13 +266,10 @@ def new_temporary(folder: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, *, below: bool = False) -> None:
-    """Remove the temporary files and folders in a local folder whose process has ended.
+    """Remove the temporary files and folders in a local folder, which need not exist, whose process has ended.
 
-    Files of another machine or container, which may share the folder, are removed if they are a day old.
-
-    Args:
-      folder: the folder. It need not exist.
-      below: whether to search its subfolders too.
+    Files of another machine or container, which may share the folder, are removed if they are a day old. `below`
+    searches its subfolders too.
     """
     for parent, folders, files in os.walk(folder):
         for name in filter(_TEMPORARY.fullmatch, [*folders, *files]):
@@ -365,10 +336,7 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
 
 
 def require_new(path: str | os.PathLike) -> Path:
-    """Return `path`, a local path for an output, if it does not exist yet.
-
-    Raises UserError if `path` exists, or if its parent folder does not exist.
-    """
+    """Return a local path for an output; UserError if it exists already, or if its parent folder does not exist."""
     local = Path(path)
     if os.path.lexists(local):
         raise UserError(f"{path} already exists; remove it or set another --output")
@@ -385,9 +353,7 @@ def edit_note(path: epath.Path) -> epath.Path:
 def keep_edited(path: epath.Path, sha256: str) -> None:
     """Rename the file at `path` if somebody has edited it since it was written. Call it just before it is replaced.
 
-    Args:
-      path: the path of an output whose name no one has chosen.
-      sha256: the digest of the new content, which is stored in the file `edit_note`.
+    `path` is of an output whose name no one has chosen. `sha256` of the new content is stored in the file `edit_note`.
     """
     note = edit_note(path)
     if path.is_file() and not (note.is_file() and note.read_text().strip() == file_sha256(path)):
@@ -439,10 +405,8 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
     """Open an output target for writing text in UTF-8. Bytes of paths that are not valid UTF-8 are written unchanged.
 
     A file appears under its name only if the block succeeds, see `atomic_file`. Standard output is flushed after each
-    line. If the reader of standard output closes it, as in `… | head`, BrokenPipeError is raised.
-
-    Raises:
-      UserError: the file cannot be written.
+    line. If the reader of standard output closes it, as in `… | head`, BrokenPipeError is raised. Raises UserError if
+    the file cannot be written.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     if target.path is None:

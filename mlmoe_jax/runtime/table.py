@@ -22,7 +22,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-      name: the heading.
       show: function that returns the displayed text of a value. It is not applied to strings.
       align: "<" for left-aligned, ">" for right-aligned.
       width: the minimum width in the text of a table, in characters.
@@ -62,7 +61,6 @@ class Table:
     document: Any = None
 
     def heading(self) -> list[Column]:
-        """Return all columns as `Column` objects."""
         default = [Column(str(one), align="<" if at == 0 else ">") for at, one in enumerate(self.columns)]
         return [one if isinstance(one, Column) else default[at] for at, one in enumerate(self.columns)]
 
@@ -73,10 +71,7 @@ class Table:
         return [[column.name for column in columns], *shown]
 
     def text(self) -> str:
-        """Return the title, the aligned table and the notes as text for a terminal.
-
-        The heading is omitted if all column names are empty.
-        """
+        """Return the title, the aligned table and the notes for a terminal, without headings if all are empty."""
         columns, (names, *rows) = self.heading(), self.cells()
         lines = [*aligned([names, *rows] if any(names) else rows, columns), *map(_wrapped, self.notes)]
         return "\n".join([self.title, *lines] if self.title else lines)

@@ -45,10 +45,7 @@ def can_start() -> bool:
     """Return whether workers can be started: False if the program has no file that they can import, as with `python -`.
 
     A first process shows whether the program can be imported, because Grain would wait for a worker that ends before it
-    has read its arguments.
-
-    Raises:
-      UserError: a worker fails to import the program.
+    has read its arguments. Raises UserError if a worker fails to import the program.
     """
     require_program()
     program = spawn.get_preparation_data("").get("init_main_from_path")
@@ -84,19 +81,15 @@ class WorkerLost(Exception):
 
 
 class Workers:
-    """A pool of processes that call a function, one call at a time in each.
+    """A pool of `count` processes that call a function, one call at a time in each.
 
-    A process that takes too long or ends is replaced at the next call.
+    A process that takes too long or ends is replaced at the next call, and counted in `replaced`.
 
     Args:
-      function: the function, which is pickled. Its module is imported once for all processes. It should not import JAX,
-        so that the processes start quickly and are small.
-      count: the number of processes.
+      function: the function, which is pickled. Its module is imported once for all processes. It should not import
+        JAX, so that the processes start quickly and are small.
       seconds: the longest time that a call may take; None = no limit.
       most_bytes: the largest size of the data of a process; None = no limit.
-
-    Attributes:
-      replaced: the number of processes that took too long or ended.
     """
 
     def __init__(

@@ -205,7 +205,10 @@ def label_space_of(vectors: NameVectors) -> LabelSpace:
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
-    """Return artificial labels, for use without a data set, in `groups` groups of about equal sizes."""
+    """Return a label space of artificial labels, for use without a data set.
+
+    All groups have about equally many labels.
+    """
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
     together = csr_array((labels, labels), dtype=np.int64)

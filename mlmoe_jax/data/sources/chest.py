@@ -60,10 +60,7 @@ CODE_OF_OBSERVATION = {"1.0": POSITIVE, "0.0": NEGATIVE, "-1.0": UNKNOWN, "": UN
 
 # ------------------------------------------------------------------------------------------------------- ChestX-ray14
 def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open the split train (the official training and validation images), test or all.
-
-    Images are in the order of the table.
-    """
+    """Open the split train (the official training and validation images), test or all, in the order of the table."""
     folder = NIH.folder(data_config.root)
     table = max(folder.glob("Data_Entry_2017*.csv"), default=None)
     if table is None:
@@ -92,10 +89,7 @@ def _read_list(path: Path) -> set[str]:
 
 
 def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
-    """Return the paths of images relative to `folder`.
-
-    Each image is searched for in the folders of images. The path of an image that is not found is images/NAME.
-    """
+    """Return paths relative to `folder`, of images that are found in a folder of images, or else images/NAME."""
     folders = [path for path in (*sorted(folder.glob("images_*/images")), folder / "images") if path.is_dir()]
     folder_of_image = {name: path.relative_to(folder) for path in folders for name in os.listdir(path)}
     return [f"{folder_of_image.get(name, 'images')}/{name}" for name in names]
@@ -125,10 +119,9 @@ def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
 
 
 def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
-    """Return labels i8[N,14] that are consistent with the label "No Finding".
+    """Return labels i8[N,14] that are consistent with "No Finding": no disease is present or uncertain.
 
-    "No Finding" means that no disease is present or uncertain. If an image has this label, its diseases become
-    negative. If an image has a disease, "No Finding" becomes negative.
+    If an image has this label, its diseases become negative. If an image has a disease, "No Finding" becomes negative.
     """
     labels = labels.copy()
     none, diseases = labels[:, 0], labels[:, 1:-1]  # views

@@ -43,10 +43,7 @@ COCO_FILES = Published(
 
 
 def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open the split train or val of COCO 2014.
-
-    Image numbers are sorted as strings (lexicographically), as in the authors' code.
-    """
+    """Open the split train or val. Image numbers are sorted as strings, as in the authors' code."""
     folder = COCO_FILES.folder(data_config.root)
     path = folder / "annotations" / f"instances_{split}2014.json"
     if not path.is_file():
@@ -57,9 +54,9 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
 
 
 def read_instances(path: Path, prefix: str = "") -> tuple[list[ImageRow], list[str]]:
-    """Return the rows and the category names of an instances file in COCO's format. File names follow after `prefix`.
+    """Return the rows, sorted by their ids as strings, and the category names of a file in COCO's format.
 
-    Images are sorted by their ids as strings (lexicographically).
+    File names follow after `prefix`.
     """
     content = json.loads(read_bytes(path))
     names = _by_id(content["categories"], "category", "name")
@@ -79,10 +76,7 @@ def _read_own(given: LabelInput) -> LabelRows:
 
 
 def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
-    """Return id -> `item[key]` for a list of items; ValueError if two items have the same id.
-
-    `kind` is the name of the items in the error.
-    """
+    """Return id -> `item[key]` for a list of items of a `kind`; ValueError if two items have the same id."""
     repeated = first_repeated(item["id"] for item in items)
     if repeated is not None:
         raise ValueError(f"it lists the {kind} id {repeated!r} twice")

@@ -43,11 +43,7 @@ _Key = tuple[str, str, int | str]  # image, label and suggested code; a code tha
 
 
 class Suggestion(NamedTuple):
-    """A row of a file of suggestions.
-
-    Attributes:
-      cells: column -> cell. The columns have the order of the file.
-    """
+    """A row of a file of suggestions. The columns of `cells` have the order of the file."""
 
     line: int
     cells: dict[str, Any]
@@ -117,7 +113,7 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
 
 
 def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]]:
-    """Return (row, whether it is accepted) for each row of a file of corrections; None without an answer.
+    """Return the rows of a file of corrections, each with whether it is accepted, None without an answer.
 
     Raises UserError if the file is missing or invalid.
     """
@@ -138,9 +134,7 @@ def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
     """Return the rows of a file of suggestions, which may be in an object store.
 
     A program for spreadsheets may have written it: with a byte order mark, another separator, or without the empty
-    cells at the end of a row.
-
-    Raises UserError if the file is missing or invalid.
+    cells at the end of a row. Raises UserError if the file is missing or invalid.
     """
     refuse_spreadsheet(path)
     with damage_explained(path):

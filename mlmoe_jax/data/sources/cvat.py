@@ -46,10 +46,7 @@ def _read(given: LabelInput) -> LabelRows:
 
 
 def _read_labels(image: ElementTree.Element) -> dict[str, int]:
-    """Return a dict of label -> code of an image.
-
-    A label is DIFFICULT if all its shapes are difficult, otherwise POSITIVE.
-    """
+    """Return label -> code of an image: DIFFICULT if all shapes with the label are difficult, else POSITIVE."""
     codes: dict[str, int] = {}
     for shape in image:
         label = shape.get("label")
@@ -84,10 +81,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _make_meta(file: LabelFile) -> str:
-    """Return the XML element that defines the labels.
-
-    Labels of a prediction have the attribute `score`. Other labels have the attribute `difficult`.
-    """
+    """Return the XML element of the labels, with the attribute `score` for predictions, otherwise `difficult`."""
     attribute = SCORE if file.version else DIFFICULT_MARK
     labels = (
         f"<label><name>{escape(name)}</name><attributes>{attribute}</attributes></label>\n" for name in file.names

@@ -61,10 +61,7 @@ TRADES_PER_ROW = 10
 # ---------------------------------------------------------------------------------------------------- source scans
 @functools.cache
 def source_scans() -> dict[str, list[np.ndarray]]:
-    """Return the scans of each split: split -> list of 10 arrays f32[n,8,8] in [0,1], one per digit.
-
-    No scan is in two splits.
-    """
+    """Return split -> 10 arrays f32[n,8,8] in [0,1], the scans of each digit. No scan is in two splits."""
     from sklearn.datasets import load_digits  # here, because the import takes a second
 
     bunch = load_digits()
@@ -80,10 +77,7 @@ def source_scans() -> dict[str, list[np.ndarray]]:
 
 # ---------------------------------------------------------------------------------------------------------- labels
 def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
-    """Draw the labels of `count` scenes, bool[count,10].
-
-    Their correlations are described in the docstring of the module.
-    """
+    """Draw the labels of `count` scenes, bool[count,10], with the correlations in the docstring of the module."""
     labels = np.zeros((count, 10), bool)
     sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
     for present, size in zip(labels, sizes, strict=True):
@@ -141,11 +135,7 @@ BLOTCHES = tuple(
 
 
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
-    """Return the part of the canvas that is within `half` pixels of `center` along both axes.
-
-    Returns:
-      Two slices for rows and columns, and the offsets of pixel centers from `center`: y f32[h] and x f32[w].
-    """
+    """Return slices of the canvas within `half` pixels of `center`, and the offsets from it, y f32[h] and x f32[w]."""
     starts = [max(0, int(np.floor(middle - half))) for middle in center]
     stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
     y, x = (
@@ -156,10 +146,9 @@ def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.nd
 
 
 def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
-    """Blend a color into a part of the canvas, in place.
+    """Blend a color into a part of the canvas f32[h,w,3], in place.
 
     Args:
-      window: f32[h,w,3], the part of the canvas.
       ink: f32[h,w], the opacity of the color.
       polarity: 1 for a color that is brighter than the mean of `window`, −1 for a darker color. It is reversed if the
         color would be too bright or too dark.
@@ -173,13 +162,9 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
 
 
 def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
-    """Paint one scan onto the canvas, in place, in a color with contrast.
+    """Paint a scan f32[8,8] onto the canvas f32[64,64,3], in place, in a color with contrast.
 
-    Args:
-      canvas: f32[64,64,3].
-      scan: f32[8,8].
-      center: (y, x) in pixels.
-      size: the height of the digit in pixels.
+    `center` is (y, x), and `size` the height of the digit, in pixels.
     """
     aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
@@ -193,10 +178,7 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
 
 
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
-    """Paint one scan as `paint_digit` does, with more variety.
-
-    The digit is also rotated by up to 17° and bent, and its strokes are thin to bold.
-    """
+    """Paint a scan as `paint_digit`, but also rotated by up to 17° and bent, with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
@@ -214,8 +196,7 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
     """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[h,w] each.
 
     Args:
-      y: vertical offsets from the center in pixels, f32[h].
-      x: horizontal offsets from the center in pixels, f32[w].
+      y: vertical offsets from the center in pixels, f32[h], as `x`, f32[w], for horizontal ones.
       sides: height and width of the digit in pixels.
       slant: horizontal shift per vertical pixel.
       angle: rotation in radians.
@@ -252,10 +233,7 @@ def _one_of(random: np.random.RandomState, candidates: Sequence) -> Any:
 
 
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
-    """Draw (center, size) of a digit in pixels, where center is (y, x).
-
-    The center is in the quadrant, and the digit is inside the canvas.
-    """
+    """Draw (center, size) of a digit inside the canvas, with its center (y, x) in the quadrant, in pixels."""
     size = random.uniform(16, 28)
     low, high = size / 2, 27.0  # the center is at least 5 pixels from the middle lines
     near = random.uniform(low, high, size=2)
@@ -263,9 +241,9 @@ def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np
 
 
 def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
-    """Render a scene u8[64,64,3] with the digits of `labels`, bool[10]. Each digit is in a different quadrant.
+    """Render a scene u8[64,64,3] with the digits of `labels`, bool[10], in different quadrants.
 
-    `scans` has an array of scans f32[n,8,8] for each of the 10 digits.
+    `scans` has an array f32[n,8,8] for each of the 10 digits.
     """
     canvas = paint_canvas(random)
     quadrants = random.permutation(4)
@@ -328,10 +306,7 @@ def open_scenes(split: str) -> Split:
 
 @functools.cache  # for sweeps; all splits together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and the images u8[N,64,64,3] of a split with N = `count` scenes.
-
-    Both are read-only.
-    """
+    """Return the labels bool[N,10] and the images u8[N,64,64,3] of N = `count` scenes, both read-only."""
     labels = scene_labels(split)
     images = _cached(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
     for array in (labels, images):
@@ -345,9 +320,9 @@ def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array `name` from the cache folder. If it is not there, return `render()` and store it.
+    """Return an array from the cache folder of this version of this file, where else `render()` is stored.
 
-    The cache folder belongs to the version of this source file. Rendering all scenes takes half a minute.
+    Rendering all scenes takes half a minute.
     """
     folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     if (folder / name).is_file():
@@ -384,10 +359,7 @@ def open_single(split: str) -> Split:
 
 # ----------------------------------------------------------------------------------------------------- as files
 def write_files(out: Path) -> None:
-    """Write every split of the scenes as image files `out/SPLIT/NNNNN.png` and a table `out/SPLIT.csv`.
-
-    The table has the columns `image` and `labels`, in which the labels of an image are separated by semicolons.
-    """
+    """Write the scenes of every split as `out/SPLIT/NNNNN.png`, and `out/SPLIT.csv` with the labels joined by ;."""
     for name in SCENES:
         split = open_scenes(name)
         (out / name).mkdir(parents=True, exist_ok=True)

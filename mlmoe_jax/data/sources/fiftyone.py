@@ -40,10 +40,7 @@ def _read(given: LabelInput) -> LabelRows:
 
 
 def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:
-    """Return a dict of label -> code from the JSON value of an image; None if nobody has labeled the image.
-
-    `names` maps numbers to label names, for labels that are given as numbers.
-    """
+    """Return label -> code from the JSON value of an image; None if nobody labeled it. `names` are those of numbers."""
     if value is None:
         return None
     codes = {}
@@ -68,10 +65,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _write_labels(entry: LabelEntry, number: dict[str, int]) -> list | None:
-    """Return the labels of an image as a JSON value; null (None) for an image that nobody has labeled.
-
-    `number` maps label names to their numbers in the file.
-    """
+    """Return the JSON value of an image, with each label's `number`; None if nobody has labeled it."""
     if entry.labels is None:
         return None
     if entry.scores is not None:

@@ -59,9 +59,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
-    """Return a dict of folder -> its split, or None if the config uses no such split.
-
-    If there are no folders of splits, the only folder is "", which is `root`.
+    """Return folder -> its split, None if the config uses no such split; without folders of splits only "", for `root`.
 
     Raises UserError if the split to open has no folder.
     """
@@ -86,10 +84,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Collection[str]) -> Usage:
-    """Return the account of the files in no folder of a split. It is empty if there are no folders of splits.
-
-    Files `named` by the config are not counted.
-    """
+    """Return the account of files in no folder of a split, without `named` ones; empty without folders of splits."""
     used = [folder for folder, split in split_of_folder.items() if split is not None]
     splits = ", ".join(dict.fromkeys(split_of_folder[folder] for folder in used))
     rest = Usage(f"{root} outside the folders of {splits}", "file")
@@ -104,9 +99,7 @@ def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Co
 
 
 def _find_images(root: Path, top: str, named: Collection[str], usage: Usage) -> list[tuple[str, str]]:
-    """Return the images below the folder `top`, sorted, as (folder of the class, path relative to `root`).
-
-    Files `named` by the config are not counted.
+    """Return the images below `top`, sorted, as (folder of the class, path relative to `root`), without `named` files.
 
     Raises UserError if folders of splits are inside of folders of classes.
     """
@@ -150,14 +143,9 @@ def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | Non
 def _merge_copies(
     root: Path, split: str, label_of_image: Mapping[str, str], others: Iterable[str], usage: Usage
 ) -> dict[str, list[str]]:
-    """Return a dict of image -> its labels, where files with the same content in several classes are one image.
+    """Return image -> its labels, where files with the same content in several classes are one image, the first file.
 
-    The first of the files is kept, and each further file is counted as merged.
-
-    Args:
-      label_of_image: path of each image of the split -> the label of its folder.
-      others: paths of the images of other splits.
-      usage: the account of the split. It notes the images that are merged or in another split too.
+    `usage` counts further files as merged, and notes them and images that are in `others`, the files of other splits.
     """
     labels = {path: [label] for path, label in label_of_image.items()}
     merged, shared = LeftOut(), LeftOut()

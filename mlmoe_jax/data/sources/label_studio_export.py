@@ -42,10 +42,7 @@ def make_address(image: str) -> str:
 
 
 def read_address(address: str) -> str:
-    """Return the path of an image, relative to the folder of the images, from its address in Label Studio.
-
-    Raises UserError if the address is not a local or uploaded file of Label Studio.
-    """
+    """Return the path of an image below the folder of the images; UserError unless it is a file of Label Studio."""
     parts = urlsplit(address)
     if parts.path.rstrip("/") == LOCAL_FILES and (paths := parse_qs(parts.query, errors="surrogateescape").get("d")):
         return paths[0]
@@ -94,10 +91,7 @@ def _note_unread(usage: Usage, results: Sequence[Mapping[str, Any]], rows: Seque
 
 
 def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str, Any]]:
-    """Return the annotations of a task that are not cancelled, in the form of the JSON export.
-
-    `task` is an element of a JSON or JSON-MIN export. `control` is the name of the <Choices> tag.
-    """
+    """Return the annotations of a task of a JSON or JSON-MIN export, as in JSON, without those that are cancelled."""
     if "data" in task:
         return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
     if task.get("annotation_id") is None:
@@ -120,24 +114,17 @@ def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _read_names(value: Any) -> set[str]:
-    """Return the set of label names in the JSON value of a <Choices> tag.
-
-    The value may be one name, a list or empty.
-    """
+    """Return the label names in the JSON value of a <Choices> tag, which may be one name, a list or empty."""
     if isinstance(value, dict):
         return _read_names(value["choices"])
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
 def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, Any]], control: str) -> ImageRow:
-    """Return the row of an image.
+    """Return the row of an image. A label is positive if all annotations have it, and unknown if only some have it.
 
-    A label is positive if all annotations have it, and unknown if only some annotations have it. If some annotations
-    are marked as ground truth, all other annotations are ignored.
-
-    Args:
-      annotations: the annotations of the image. If there are none, the image counts as not labeled.
-      control: name of the <Choices> tag with the labels.
+    If some annotations are marked as ground truth, all others are ignored. An image without annotations counts as not
+    labeled.
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
     chosen = [_read_choices(annotation).get(control, set()) for annotation in truths or annotations]
@@ -188,10 +175,7 @@ def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
 
 
 def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
-    """Return the class names from a file.
-
-    They are the choices of a labeling configuration (.xml), or the lines of a text file.
-    """
+    """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
     if path.suffix != ".xml":
         return read_classes(path)
     with damage_explained(path):
@@ -210,12 +194,8 @@ def prediction(
     """Return a prediction for one task of Label Studio, as a JSON-serializable dict.
 
     Label Studio can sort tasks by the score of the prediction. The score is the least probability of a predicted label.
-    If no label is predicted, it is 1 minus the highest probability of a label.
-
-    Args:
-      scores: label -> probability, for all labels.
-      control: name of the <Choices> tag in the labeling configuration.
-      image: name of the <Image> tag to which the choices belong.
+    If no label is predicted, it is 1 minus the highest probability of a label. `scores` has the probability of all
+    labels. `control` and `image` are the names of the <Choices> tag and of its <Image> tag.
     """
     labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))
@@ -229,10 +209,7 @@ def _make_results(labels: Iterable[str], control: str = CHOICES, image: str = IM
 
 
 def labeling_config(names: Iterable[str]) -> str:
-    """Return the XML of a labeling configuration with the labels `names`.
-
-    The user pastes it into the settings of a project.
-    """
+    """Return the XML of a labeling configuration with the labels `names`, for the settings of a project."""
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", name=IMAGE, value=f"${IMAGE}")
     choices = ElementTree.SubElement(view, "Choices", name=CHOICES, toName=IMAGE, choice="multiple")

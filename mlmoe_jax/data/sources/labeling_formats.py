@@ -49,10 +49,7 @@ class LabelFile:
     version: str = ""
 
     def require_stems(self) -> None:
-        """Raise UserError if two images differ only in the suffix of their paths.
-
-        The format identifies an image by its path without suffix.
-        """
+        """Raise UserError if two images differ only in the suffix of their paths, which the format leaves out."""
         images: dict[str, str] = {}
         for image in self.images:
             if images.setdefault(stem := os.path.normpath(os.path.splitext(image)[0]), image) != image:
@@ -84,10 +81,7 @@ class Format:
 
 
 def output_path(output: str | None, name: str) -> epath.Path:
-    """Return the path at which to write the format `name`, from the value of --output.
-
-    Raises UserError if no file or folder can be written there.
-    """
+    """Return where to write the format `name` by --output; UserError if no file or folder can be written there."""
     from etils import epath  # here, because --help does without it
 
     suffix = FORMATS[name].suffix

@@ -38,10 +38,7 @@ CODE_OF_MARK = {"1": POSITIVE, "0": NEGATIVE}
 
 
 def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open the split train or test.
-
-    Images are in the order of the image lists. Ids are paths relative to `data.root`.
-    """
+    """Open the split train or test, in the order of the image lists. Ids are paths relative to `data.root`."""
     folder = NUSWIDE_FILES.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
     files = [line.replace("\\", "/") for line in _read_lines(list_path)]

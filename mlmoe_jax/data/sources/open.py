@@ -20,19 +20,13 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 
 
 def find_root(data_config: ConfigDict) -> str:
-    """Return the folder of the data set from `config.data`.
-
-    Raises UserError if a published data set has no folder.
-    """
+    """Return the folder of the data set; UserError if a published data set has none."""
     published = DATA_SETS[data_config.name].published
     return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
 
 
 def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
-    """Return the label tree from the file `data.tree`, for the labels `names`.
-
-    If `data.tree` is empty, return a tree in which no label implies or excludes another label.
-    """
+    """Return the tree of `data.tree` for the labels `names`; INDEPENDENT if `data.tree` is empty."""
     if not data_config.tree:
         return INDEPENDENT
     return read_tree(resolve_path(data_config, data_config.tree), names)
@@ -138,14 +132,7 @@ def _require_files(split: Split) -> None:
 def open_splits(
     data_config: ConfigDict, names: Iterable[str], *, seed: int = 0, keep_missing: bool = False
 ) -> dict[str, Split]:
-    """Open the training split, and other splits with the classes of the training split.
-
-    Args:
-      names: names of the other splits. Repeated and empty names are ignored.
-
-    Returns:
-      A dict of name -> split. The training split is the first entry.
-    """
+    """Return the training split, and other splits with its classes, by name. Repeated and empty names are ignored."""
     options = {"seed": seed, "keep_missing": keep_missing}
     train = open_split(data_config, data_config.train_split, **options)
     splits = {data_config.train_split: train}
@@ -169,10 +156,10 @@ def count_labels(data_config: ConfigDict) -> int:
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
-    """Divide the training split, and return one part as the split `split`.
+    """Return one part of the training split as the split `split`; UserError if no image remains for training.
 
     The part `data.val_split` has about the fraction `data.val_fraction` of the images, see `draw_held_out`. Any other
-    name means the remaining images. Raises UserError if no image remains.
+    name means the remaining images.
     """
     from mlmoe_jax.data.sampling import draw_held_out  # here, because the config imports this module
 

@@ -34,14 +34,9 @@ def open_own_images(
 ) -> Split:
     """Open a split of images that a file of the user lists, in the order of the file.
 
-    If each split has its own folder `data.images`, ids begin with the name of the split.
-
-    Args:
-      classes: the ordered class names, used if `data.classes` is empty. None means the classes that the file lists, or
-        all labels in the file, sorted by name.
-
-    Raises:
-      UserError: the file is missing or damaged, or `select_split` raises it.
+    If each split has its own folder `data.images`, ids begin with the name of the split. Without `data.classes`, the
+    classes are `classes`, or for None those that the file lists, or all labels in the file, sorted by name. Raises
+    UserError if the file is missing or damaged, and as `select_split`.
     """
     table = data_config.table
     root = data_folder(data_config, f"the table {table}")

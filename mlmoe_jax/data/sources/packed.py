@@ -56,11 +56,7 @@ COPY_BYTES = 8 * MIB  # read at once from an object store
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a packed data set, as the manifest lists it.
-
-    Attributes:
-      records: the number of images in the file; 0 for the file with the labels.
-    """
+    """A file of a packed data set, as the manifest lists it. The file with the labels has 0 `records`, images."""
 
     file: str
     bytes: int
@@ -69,7 +65,7 @@ class PackedFile:
 
     @classmethod
     def from_entry(cls, entry: dict) -> PackedFile:
-        """Return the file that an entry of a manifest describes. The manifest may be untrusted.
+        """Return the file of an entry of a manifest, which may be untrusted.
 
         Raises ValueError unless the entry has a size, a sha256, and the name of a file in the folder of the manifest.
         """
@@ -96,10 +92,7 @@ class Manifest:
 
 
 def read_manifest(root: str | os.PathLike) -> Manifest:
-    """Read the manifest in the folder `root`.
-
-    Raises UserError if the folder is not a packed data set or is incomplete.
-    """
+    """Read the manifest in a folder; UserError if it is not a packed data set or is incomplete."""
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
     with damage_explained(path):
@@ -116,11 +109,8 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
 def open_packed(root: str | os.PathLike, split: str) -> Split:
     """Open a split of a packed data set. Its ids, labels and classes are equal to the original data set.
 
-    Args:
-      root: local folder, or address such as gs://, of the packed data set.
-
-    Raises:
-      UserError: `root` is not a packed data set, the split is unknown, or the labels are damaged.
+    `root` is a local folder, or an address such as gs://. Raises UserError if it is not a packed data set, the split is
+    unknown, or the labels are damaged.
     """
     manifest = read_manifest(root)
     folder, classes = manifest.folder, manifest.classes
@@ -214,10 +204,9 @@ def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard. If there is no copy, copy the shard into the cache and verify it.
+    """Return the path of the local copy of a shard, which is copied into the cache and verified if it is not there.
 
-    Several processes of a machine may need a shard at the same time. The first process copies it, and all other
-    processes wait.
+    If several processes of a machine need it at the same time, the first one copies it, and all others wait.
     """
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file

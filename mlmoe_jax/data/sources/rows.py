@@ -55,10 +55,7 @@ class ImageRow(NamedTuple):
         return f"line {self.line}" if self.line else self.image
 
     def merge(self, other: ImageRow) -> ImageRow:
-        """Return this row with the labels of another row of the image.
-
-        Raises ValueError if the rows have two values of a label or of the group.
-        """
+        """Return this row with the labels of another one; ValueError for two values of a label or of the group."""
         if self.group and other.group and self.group != other.group:
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
@@ -74,12 +71,7 @@ class ImageRow(NamedTuple):
 
 
 class LabelInput(NamedTuple):
-    """A file or folder of labels to read.
-
-    Attributes:
-      config: `config.data`.
-      classes: the known classes; None if the file should list them.
-    """
+    """A file or folder of labels to read, with `config.data`. Without known classes (None), it should list them."""
 
     path: Path
     config: ConfigDict
@@ -117,10 +109,7 @@ class Listing:
         return same[0] if len(same) == 1 else None
 
     def line(self, number: int) -> str:
-        """Return a description of the file and a line for errors.
-
-        Without line numbers (`number` is 0) it names only the file.
-        """
+        """Return the file and a line of it, without number 0, for errors."""
         return f"{self.path} line {number}" if number else f"{self.path}"
 
     @cached_property
@@ -137,11 +126,9 @@ class Listing:
 def select_split(
     rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
 ) -> Split:
-    """Check the rows of a source, and return one split, in the order of the rows. Ids are the paths of the images.
+    """Check the rows of all splits of a source, and return one split, in their order. Ids are the paths of the images.
 
     Args:
-      rows: the rows of all splits.
-      listing: the file that lists the images, and the split to open.
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
       usage: the account of the file, to which the rows are added; None begins an account.
 
@@ -157,13 +144,7 @@ def select_split(
 
 @dataclass
 class _Part:
-    """The rows that spell their split in one way.
-
-    Attributes:
-      split: the split that uses them; None if none does.
-      position: the position of the first row.
-      count: the number of rows.
-    """
+    """The rows that spell their split in one way: the split that uses them, if any, and the position of the first."""
 
     split: str | None
     position: str
@@ -348,10 +329,7 @@ class _Selection:
 
     # ------------------------------------------------------------------------------------------------------- result
     def result(self) -> Split:
-        """Return the split.
-
-        Raises UserError if there are no images, or if a label is not one of the classes.
-        """
+        """Return the split; UserError if there are no images, or if a label is not one of the classes."""
         listing, path = self.listing, self.listing.path
         if not self.images:
             raise UserError("; it ".join([f"{path} {self._why_empty()}", *self.usage.notes]))

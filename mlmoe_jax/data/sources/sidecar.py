@@ -100,10 +100,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> s
 
 
 def _common_parent(images: Sequence[str]) -> str:
-    """Return the deepest folder that contains all images, as an absolute path.
-
-    Return "" if all paths are relative and stay below the folder of the images.
-    """
+    """Return the deepest folder of all images, absolute; "" if all are relative to the folder of the images."""
     if not any(os.path.isabs(image) or ".." in Path(image).parts for image in images):
         return ""
     return os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in images])

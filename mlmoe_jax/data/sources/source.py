@@ -58,8 +58,7 @@ class Published:
     def folder(self, root: str | os.PathLike = "") -> Path:
         """Return the folder of the data set; UserError if it does not exist.
 
-        It is `root` if that is not empty. Otherwise it is $MLMOE_DATA/NAME, or data/NAME in the working directory if
-        the variable MLMOE_DATA is not set.
+        It is `root`, or if that is empty $MLMOE_DATA/NAME, or data/NAME if the variable MLMOE_DATA is not set.
         """
         parent = Path(os.environ.get(VARIABLE) or DEFAULT_FOLDER)
         folder = (Path(root) if os.fspath(root) else parent / self.name).expanduser()
@@ -79,10 +78,7 @@ class Published:
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:
-        """Return an error that names a missing file and states where the files can be downloaded.
-
-        `reason` names the missing file.
-        """
+        """Return an error whose `reason` names a missing file, and that states where the files can be downloaded."""
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
             f"to its folder (docs/datasets.md#{self.section} shows how); --config=NAME:dataset=digits needs no files"
@@ -116,10 +112,7 @@ def difficult_treatment(data_config: ConfigDict, split: str) -> str:
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of the user's own images; UserError if it does not exist.
-
-    `holds` describes the expected content of the folder in the error.
-    """
+    """Return the folder `data.root` of the user's own images; UserError, with what it `holds`, if there is none."""
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         raise UserError(

@@ -21,10 +21,7 @@ FEWEST_LABELS = TILES**2  # labels, so that each position has a color
 
 
 def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of generated images with `data.labels` labels.
-
-    The split train has 2,000 images. The splits val and test have 500 images each.
-    """
+    """Open a split of generated images with `data.labels` labels, see SPLIT_SIZES."""
     labels = data_config.labels
     if labels < FEWEST_LABELS:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST_LABELS}, one label per tile")

@@ -69,10 +69,7 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
 def read_jsonl(given: LabelInput) -> LabelRows:
-    """Return the rows of a JSONL file, and None in place of class names.
-
-    Iterating over the rows raises UserError at a line that has another form.
-    """
+    """Return the rows of a JSONL file, and no classes. A line of another form raises UserError in the iteration."""
     given.usage.unit = "row"
     return _jsonl_rows(given), None
 
@@ -124,10 +121,7 @@ def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> Ima
 
 # ------------------------------------------------------------------------------------------------------------- columns
 def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
-    """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
-
-    `named_by` is the config key or the list from which the name comes, for the error.
-    """
+    """Return the index of a column in `header`, in any case; UserError without it, with the key or list `named_by`."""
     if (column := find_name(header, name)) is None:
         marks = [mark for mark in ";\t|" if len(header) == 1 and mark in header[0]]
         remedy = f"save it with commas instead of {marks[0]!r}" if marks else "correct one of the two"
@@ -146,12 +140,9 @@ def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collecti
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
 def read_csv(given: LabelInput) -> LabelRows:
-    """Return the rows of a CSV table, and its classes.
+    """Return the rows of a CSV table, and its classes, None if the table has one column with label names.
 
-    The classes are None if the table has one column with label names.
-
-    Raises UserError if a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the
-    rows.
+    Raises UserError if a column is missing, or, in the iteration over the rows, if a cell is invalid.
     """
     path, config = given.path, given.config
     with open_text(path) as file:
@@ -201,10 +192,7 @@ def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
 
 
 def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
-    """Return a function that reads the labels of a row from the one column that contains label names.
-
-    The function maps (cells of the row, line number) to a dict of label -> code.
-    """
+    """Return a function that reads the labels of a row from the one column that contains label names."""
 
     if not separator:
         raise UserError("data.separator is empty; set it to the text between the names in a cell")
@@ -227,10 +215,7 @@ def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
 
 
 def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> ReadLabels:
-    """Return a function that reads the labels of a row from one column per class.
-
-    The function maps (cells of the row, line number) to a dict of label -> code, without negative labels.
-    """
+    """Return a function that reads the labels of a row, but negative ones, from one column per class."""
     columns = [(header.index(compose(name)), name) for name in classes]
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
@@ -255,7 +240,6 @@ def whole_rows(
     """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
 
     Rows of several lines are noted in the account of the table, because a quote that is not closed makes one of many.
-
     Raises UserError if the number of cells in a row differs from the number of columns, or if there is a line break in
     a cell of `columns`.
     """
@@ -292,10 +276,7 @@ def whole_rows(
 def read_columns(
     lines: Iterable[str], names: Sequence[str], path: str | os.PathLike
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (line number, cells) for each row of a CSV table, with the cells of the columns `names` only.
-
-    Raises UserError if there is no column of such a name.
-    """
+    """Yield (line number, cells of the columns `names`) of each row of a CSV table; UserError if one is missing."""
     reader = csv.reader(lines)
     header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]
@@ -304,10 +285,7 @@ def read_columns(
 
 
 def _class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
-    """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes.
-
-    `columns` are all columns but the image, the split and the group.
-    """
+    """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
     path, classes = given.path, given.classes
     if not columns or "" in columns:
         raise UserError(

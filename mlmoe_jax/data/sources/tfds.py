@@ -41,12 +41,7 @@ ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "i
 
 
 class TfdsImages(EncodedImages):
-    """The images of a TFDS data source, which are stored as encoded files.
-
-    Args:
-      key: the feature that contains the image.
-      title: name of the split in errors.
-    """
+    """The images of a TFDS data source, stored as encoded files in the feature `key`. Errors call the split `title`."""
 
     def __init__(self, source, key: str, title: str):
         self.source, self.key, self.title = source, key, title
@@ -142,10 +137,7 @@ def _is_image(feature) -> bool:
 
 
 def _class_label(feature):
-    """Return the ClassLabel feature in a feature; None if there is none.
-
-    The feature may be a ClassLabel, a sequence of them, or a sequence of objects with a feature `label`.
-    """
+    """Return the ClassLabel in a feature: itself, of a sequence, or `label` of a sequence of objects; or None."""
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:
@@ -154,12 +146,7 @@ def _class_label(feature):
 
 
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
-    """Read the labels and the ids of all N images of a data source.
-
-    Returns:
-      labels: label codes i8[N,count].
-      ids: the ids of the images; [] if no feature contains them.
-    """
+    """Return label codes i8[N,count] and ids of all N images of a data source; [] if no feature contains ids."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
     labels = np.full((len(source), count), NEGATIVE, np.int8)
@@ -183,10 +170,7 @@ def _is_unknown(value) -> bool:
 
 
 def _classes(value) -> np.ndarray:
-    """Return the class indices i64[n] in the value of a feature.
-
-    The feature is of a kind that `_class_label` accepts.
-    """
+    """Return the class indices i64[n] in the value of a feature that `_class_label` accepts."""
     value = value["label"] if isinstance(value, dict) else value
     return np.atleast_1d(np.asarray(value, np.int64))
 

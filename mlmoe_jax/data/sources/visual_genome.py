@@ -77,10 +77,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 
 def find_category(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category index of an object name, or None.
-
-    `categories` maps lower-case object names to category indices.
-    """
+    """Return the category index of an object name, or None. `categories` has lower-case object names."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -97,8 +94,7 @@ def _categories() -> dict[str, list[str]]:
 def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
     """Return (image number, category indices) for each image that has a category, sorted by image number.
 
-    `size` and `modified` are the size and the modification time of the file. They are part of the cache key, so that a
-    changed file is read again.
+    The size and the modification time are part of the cache key, so that a changed file is read again.
     """
     category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
@@ -115,10 +111,7 @@ def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[i
 
 # ------------------------------------------------------------------------------------------------------------ vg500
 def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open the split train or test of vg500.
-
-    Images are in the order of the list, and ids are paths such as VG_100K/1.jpg.
-    """
+    """Open the split train or test of vg500, in the order of the list. Ids are paths such as VG_100K/1.jpg."""
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
@@ -135,7 +128,7 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 # ------------------------------------------------------------------------------------------------------------- both
 def _make_split(labels: Iterable[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str]) -> Split:
-    """Return a split of images that are in VG_100K or in VG_100K_2. All ids begin with VG_100K.
+    """Return a split of images in VG_100K or VG_100K_2. All ids begin with VG_100K.
 
     `labels` are pairs of a file name and the indices of its classes.
     """

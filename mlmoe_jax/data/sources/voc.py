@@ -37,10 +37,9 @@ CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open the split train, val, trainval or test of VOC. Images are sorted by name.
+    """Open the split train, val, trainval or test, sorted by name. Ids are paths relative to the folder of the year.
 
-    Ids are paths relative to the folder of the year. `data.root` is the parent folder of VOCdevkit, VOCdevkit itself or
-    the folder of the year.
+    `data.root` is the parent folder of VOCdevkit, VOCdevkit itself or the folder of the year.
     """
     published = VOC_FILES[year]
     folder = _find(published.folder(data_config.root), year)

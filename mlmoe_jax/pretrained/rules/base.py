@@ -64,10 +64,7 @@ def flatten_columns(tensor: np.ndarray) -> np.ndarray:
 
 
 def flatten_rows(tensor: np.ndarray) -> np.ndarray:
-    """Merge all axes but the last.
-
-    An output projection of Flax [heads, D/heads, D] becomes [D, D]. A patch kernel [p,p,3,D] becomes [3·p·p, D].
-    """
+    """Merge all axes but the last, as of [heads, D/heads, D] in Flax to [D, D], or [p,p,3,D] to [3·p·p, D]."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
@@ -159,9 +156,7 @@ class Layout:
     """The names of the tensors in the checkpoints of one code base, with the rules that map them to parameter paths.
 
     Attributes:
-      name: the name of the layout.
       marker: the name of a tensor that identifies the layout, without the common prefix of all names.
-      rules: the rules.
       ignored: regexes of tensor names that need no rule.
       optional: regexes of parameter paths that a file may lack. These parameters then keep their values.
       ignored_for_backbone: regexes of further tensor names that need no rule if only the backbone of a whole model is
@@ -208,14 +203,7 @@ def nest(rules: tuple[Rule, ...], pattern_prefix: str, target_prefix: str) -> tu
 
 
 def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
-    """Return the rules of a PyTorch layer with a weight and, if `bias`, a bias.
-
-    Args:
-      pattern: regex of the layer's name.
-      target: parameter path of the layer.
-      kernel: conversion of the weight; the default is right for a linear layer.
-      bias: whether the layer has a bias.
-    """
+    """Return the rules of a PyTorch layer with a weight and, if `bias`, a bias; `pattern` is the regex of its name."""
     weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", kernel)
     return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
 

@@ -58,13 +58,7 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
 
 
 def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a ConvNeXt block, without its layer scale.
-
-    Args:
-      pattern: regex of the block's name.
-      target: parameter path of the block.
-      names: names of the depthwise convolution, the LayerNorm and the two linear layers.
-    """
+    """Return the rules of a ConvNeXt block, without its layer scale; `names` as `layers` of `_convnext`."""
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),

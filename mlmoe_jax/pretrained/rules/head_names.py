@@ -28,10 +28,7 @@ def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
 def transformer_rules(pattern: str, target: str, **attentions: str) -> tuple[Rule, ...]:
     """Return the rules of the layers of a torch.nn.TransformerEncoder or TransformerDecoder.
 
-    Args:
-      pattern: regex of the name of the encoder or decoder, the prefix of its tensor names.
-      target: prefix of the parameter paths.
-      **attentions: name of an attention -> its name in the parameter paths.
+    `pattern` is the regex of its name, and `attentions` have our name of each attention by its name there.
     """
     pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (

@@ -33,12 +33,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the gate and the classifier of one group of experts.
-
-    Args:
-      pattern: prefix of the tensor names.
-      target: name of the group of experts in the parameter paths of the head.
-    """
+    """Return the rules of the gate and the classifier of one group of experts, `target` in the head."""
     return (
         # Row e·K + k of a gate is entry [e,k] of [M,K].
         Rule(rf"{pattern}_gate\.W", f"head/{target}/gate/kernel", label_rows, reshape=True),
@@ -49,10 +44,7 @@ def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def _deep_prompts() -> tuple[Rule, ...]:
-    """Return the rules of deep prompts.
-
-    The prompts of block 0 are one tensor, and the prompts of all other blocks are another tensor.
-    """
+    """Return the rules of deep prompts: one tensor for block 0, and one for all other blocks."""
     first = Rule("prompt_embeddings", "prompts/deep", token_set, index=(0,), axes=(0,), size=1)
     return first, replace(first, pattern="deep_prompt_embeddings", index=(1,), size=None)
 
@@ -82,8 +74,7 @@ def vpt_rules() -> tuple[Rule, ...]:
 def _key_values(attention: str) -> tuple[Rule, ...]:
     """Return the rules of E2VPT's prompt keys and values. They share one tensor per block, or each has its own.
 
-    Args:
-      attention: regex of the attention layer's name, with the block as its group.
+    `attention` is the regex of the attention layer's name, with the block as its group.
     """
     name = rf"{attention}\.deep_QKV_embeddings"
     keys = Rule(f"{name}(?:_K)?", "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
@@ -136,12 +127,9 @@ def _layouts(
 
 
 def _all_layouts(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of all encoders.
+    """Return the layouts of all encoders, with the prefix `outer`, which is "" for an encoder with its own head.
 
     On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
-
-    Args:
-      outer: prefix of the encoder in a model whose head is outside the encoder; "" for an encoder with its own head.
     """
     labeled, timm = r"encoder\.layer\.(\d+)\.attn", r"blocks\.(\d+)\.attn"
     on_mae, gated = timm_rules(norm_name="fc_norm"), (*_SHALLOW, *_GATES)

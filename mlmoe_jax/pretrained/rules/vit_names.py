@@ -46,10 +46,8 @@ def fuse_rules(
     Args:
       pattern: regex of a layer's tensors, in which PART stands for the name of the layer.
       kernel: name of the weight.
-      to_matrix: conversion of the weight.
-      to_vector: conversion of the bias.
+      to_matrix: conversion of the weight, as `to_vector` of the bias.
       names: names of the layers, in the order of concatenation.
-      target: parameter path of the fused layer.
     """
     rules = []
     for index, name in enumerate(names):
@@ -108,13 +106,9 @@ def _hugging_face() -> tuple[Rule, ...]:
 
 
 def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> tuple[Rule, ...]:
-    """Return the rules of the blocks of a transformer in Flax.
+    """Return the rules of a transformer's blocks in Flax, with the names of the attention, second norm and MLP.
 
-    Args:
-      block: regex of a block's name, with the index of the block as its only group.
-      attention: name of the attention in a block.
-      norm2: name of the second norm.
-      mlp: name of the MLP.
+    `block` is the regex of a block's name, with the index of the block as its only group.
     """
     attention = f"{block}/{attention}"
     return (
@@ -182,9 +176,9 @@ def flatten_positions(tensor: np.ndarray) -> np.ndarray:
 
 
 def _scenic() -> tuple[Rule, ...]:
-    """Return the rules of the vision tower of TIPSv2 in the files for JAX.
+    """Return the rules of the vision tower of TIPSv2 in the files for JAX, with two class tokens in one tensor.
 
-    Its two class tokens are one tensor. The position of the first is added to it.
+    The position of the first is added to it.
     """
     tokens, block = "encoder/ToTokenSequence_0", r"encoder/transformer/encoderblock_(\d+)"
     gated, gate_and_value = f"{block}/FFNSwiGluFused_0", ("Dense_0", "Dense_1")
@@ -213,10 +207,7 @@ TIPS_SCENIC = Layout(
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
 def drop_key_bias(tensor: np.ndarray) -> np.ndarray:
-    """Remove the bias of the keys: [3D], the biases of queries, keys and values -> [2D].
-
-    The authors' code multiplies the bias of the keys by 0.
-    """
+    """Remove the keys' bias, which the authors' code multiplies by 0: [3D], of queries, keys and values -> [2D]."""
     query, _, value = np.split(tensor, 3)
     return np.concatenate([query, value])
 
