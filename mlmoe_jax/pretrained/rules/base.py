@@ -58,19 +58,9 @@ patch_kernel = invertible(
 token_set = invertible(lambda tensor: tensor[:, None], lambda value: value.squeeze(1))
 
 
-def flatten_columns(tensor: np.ndarray) -> np.ndarray:
-    """Reshape [D, heads, D/heads], an input projection as Flax stores it, to [D, D]."""
-    return tensor.reshape(tensor.shape[0], -1)
-
-
 def flatten_rows(tensor: np.ndarray) -> np.ndarray:
     """Merge all axes but the last, as of [heads, D/heads, D] in Flax to [D, D], or [p,p,3,D] to [3·p·p, D]."""
     return tensor.reshape(-1, tensor.shape[-1])
-
-
-def flatten_vector(tensor: np.ndarray) -> np.ndarray:
-    """Reshape [heads, D/heads] to [D]."""
-    return tensor.reshape(-1)
 
 
 def pad_class_position(tensor: np.ndarray) -> np.ndarray:

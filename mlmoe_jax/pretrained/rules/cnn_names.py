@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import numpy as np
-
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, norm_rules
 
 COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
@@ -12,11 +10,6 @@ COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
 # [out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out].
 conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda value: value.transpose(3, 2, 0, 1))
 _conv = partial(linear_rules, kernel=conv_kernel)
-
-
-def channels(tensor: np.ndarray) -> np.ndarray:
-    """Reshape [D, 1, 1] to [D]."""
-    return tensor.squeeze((1, 2))
 
 
 def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
@@ -74,7 +67,8 @@ def torchvision_convnext_rules() -> tuple[Rule, ...]:
     for stage in range(4):
         pattern, target = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
         rules += _convnext_block(rf"{pattern}\.block", target, ("0", "2", "3", "5"))
-        rules.append(Rule(rf"{pattern}\.layer_scale", f"{target}/layer_scale/gamma", channels))
+        scale = f"{target}/layer_scale/gamma"
+        rules.append(Rule(rf"{pattern}\.layer_scale", scale, lambda tensor: tensor.squeeze((1, 2))))  # [D,1,1]
         if stage:
             pattern, target = rf"features\.{2 * stage}", f"stages/{stage}/downsample"
             rules += [*norm_rules(rf"{pattern}\.0", f"{target}/norm"), *_conv(rf"{pattern}\.1", f"{target}/conv")]

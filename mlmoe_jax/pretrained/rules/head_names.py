@@ -3,8 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, nest, norm_rules, transpose
 from mlmoe_jax.pretrained.rules.cnn_names import COUNTERS, batch_norm_rules, torchvision_resnet_rules
 
@@ -81,16 +79,6 @@ ML_DECODER_HEAD = Layout("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_
 _INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
 
 
-def pointwise_matrix(tensor: np.ndarray) -> np.ndarray:
-    """Convert the kernel of a convolution of size 1, [out, in, 1] or [out, in, 1, 1], to a matrix [in, out]."""
-    return tensor.reshape(tensor.shape[:2]).T
-
-
-def own_classifier(tensor: np.ndarray) -> np.ndarray:
-    """Reshape the weights of one classifier per label, [K, D, 1], to [K, D]."""
-    return tensor.squeeze(2)
-
-
 def sequential_resnet_rules() -> tuple[Rule, ...]:
     """Return the rules of a ResNet with the layers of torchvision, named as there or by their index in a Sequential."""
     rules = []
@@ -100,7 +88,8 @@ def sequential_resnet_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-_pointwise = partial(linear_rules, kernel=pointwise_matrix)
+# The kernel of a convolution of size 1, [out, in, 1] or [out, in, 1, 1] -> [in, out].
+_pointwise = partial(linear_rules, kernel=lambda tensor: tensor.reshape(tensor.shape[:2]).T)
 _BACKBONE = nest(sequential_resnet_rules(), r"features\.", "backbone/")
 
 # `A` is the adjacency matrix before normalization; the model computes it from the label counts.
@@ -120,7 +109,8 @@ ADD_GCN = Layout(
         *batch_norm_rules(r"gcn\.bn_global", "head/graph/context_norm"),
         *_pointwise(r"gcn\.conv_create_co_mat", "head/graph/relation"),
         *_pointwise(r"gcn\.dynamic_weight", "head/graph/dynamic"),
-        Rule(r"last_linear\.weight", "head/classifier/kernel", own_classifier),
+        # One classifier per label, [K, D, 1] -> [K, D].
+        Rule(r"last_linear\.weight", "head/classifier/kernel", lambda tensor: tensor.squeeze(2)),
         Rule(r"last_linear\.bias", "head/classifier/bias"),
     ),
     ignored=(COUNTERS, "mask_mat"),

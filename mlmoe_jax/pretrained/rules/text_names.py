@@ -9,11 +9,6 @@ from mlmoe_jax.pretrained.rules.vit_names import FLAX_NAMES, flax_block_rules, h
 SCALE, BIAS, PROJECTION = "similarity/scale", "similarity/bias", "similarity/projection"
 
 
-def as_number(tensor: np.ndarray) -> np.ndarray:
-    """Reshape [1] or [] to []."""
-    return tensor.reshape(())
-
-
 def as_scale(tensor: np.ndarray) -> np.ndarray:
     """Return the scale f32[] of similarities, of which the file has the logarithm as [1] or []."""
     return np.exp(tensor.astype(np.float32)).reshape(())
@@ -43,7 +38,7 @@ HUGGING_FACE_SIGLIP_TEXT = Layout(
     (
         *_hugging_face_tower(),
         *linear_rules(r"text_model\.head", "proj"),
-        Rule("logit_bias", BIAS, as_number),
+        Rule("logit_bias", BIAS, lambda tensor: tensor.reshape(())),  # [1] or []
     ),
     ignored=_BESIDE,
 )

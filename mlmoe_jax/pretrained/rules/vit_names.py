@@ -7,9 +7,7 @@ from mlmoe_jax.pretrained.rules.base import (
     Layout,
     Rule,
     Transform,
-    flatten_columns,
     flatten_rows,
-    flatten_vector,
     identity,
     linear_rules,
     nest,
@@ -24,12 +22,9 @@ from mlmoe_jax.pretrained.rules.head_names import attention_rules
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
-def patch_rules(pattern: str) -> tuple[Rule, Rule]:
+def patch_rules(pattern: str) -> tuple[Rule, ...]:
     """Return the rules of the convolution of a patch embedding in PyTorch; `pattern` is the regex of its name."""
-    return (
-        Rule(rf"{pattern}\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(rf"{pattern}\.bias", "patch_embed/bias"),
-    )
+    return linear_rules(pattern, "patch_embed", kernel=patch_kernel)
 
 
 def fuse_rules(
@@ -114,7 +109,13 @@ def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> tuple[
     return (
         Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
         Rule(f"{block}/{norm2}/(scale|bias)", r"blocks/\1/norm2/\2"),
-        *fuse_rules(f"{attention}/PART/", "kernel", flatten_columns, flatten_vector),
+        # [D, heads, D/heads] -> [D, D], and [heads, D/heads] -> [D]
+        *fuse_rules(
+            f"{attention}/PART/",
+            "kernel",
+            lambda tensor: tensor.reshape(tensor.shape[0], -1),
+            lambda tensor: tensor.reshape(-1),
+        ),
         Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flatten_rows),
         Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
         Rule(f"{block}/{mlp}/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
@@ -160,21 +161,6 @@ AUGREG = Layout("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.
 FLAX_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 
 
-def first_token(tensor: np.ndarray) -> np.ndarray:
-    """Return the first of several tokens: [1,T,D] -> [1,1,D]."""
-    return tensor[:, :1]
-
-
-def other_tokens(tensor: np.ndarray) -> np.ndarray:
-    """Return all tokens but the first: [1,T,D] -> [1,T-1,D]."""
-    return tensor[:, 1:]
-
-
-def flatten_positions(tensor: np.ndarray) -> np.ndarray:
-    """Convert positions of patches [1,S,S,D] to a table with a zero for the class token, [1,1+S·S,D]."""
-    return pad_class_position(tensor.reshape(1, -1, tensor.shape[-1]))
-
-
 def _scenic() -> tuple[Rule, ...]:
     """Return the rules of the vision tower of TIPSv2 in the files for JAX, with two class tokens in one tensor.
 
@@ -184,9 +170,14 @@ def _scenic() -> tuple[Rule, ...]:
     gated, gate_and_value = f"{block}/FFNSwiGluFused_0", ("Dense_0", "Dense_1")
     unchanged = (identity, identity)
     return (
-        Rule(f"{tokens}/cls", "cls_token", first_token),
-        Rule(f"{tokens}/cls", "register_tokens", other_tokens),
-        Rule(f"{tokens}/posembed_input", "pos_embed", flatten_positions),
+        Rule(f"{tokens}/cls", "cls_token", lambda tensor: tensor[:, :1]),
+        Rule(f"{tokens}/cls", "register_tokens", lambda tensor: tensor[:, 1:]),
+        # [1,S,S,D] -> [1,1+S·S,D]
+        Rule(
+            f"{tokens}/posembed_input",
+            "pos_embed",
+            lambda tensor: pad_class_position(tensor.reshape(1, -1, tensor.shape[-1])),
+        ),
         Rule(f"{tokens}/embedding/kernel", "patch_embed/kernel", flatten_rows),
         Rule(f"{tokens}/embedding/bias", "patch_embed/bias"),
         *flax_block_rules(block, *FLAX_NAMES),
@@ -282,8 +273,7 @@ def hugging_face_blocks() -> tuple[Rule, ...]:
 def _hugging_face_tower() -> tuple[Rule, ...]:
     """Return the rules that the vision towers of CLIP and SigLIP in transformers have in common."""
     return (
-        Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(r"embeddings\.patch_embedding\.bias", "patch_embed/bias"),
+        *patch_rules(r"embeddings\.patch_embedding"),
         Rule(r"embeddings\.position_embedding\.weight", "pos_embed", as_position_table),
         *hugging_face_blocks(),
         *norm_rules("post_layernorm", "norm"),
