@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 from ml_collections import ConfigDict
+from numpy.random import Generator
 from PIL import Image
 
 from mlmoe_jax.data import randaugment, transforms
@@ -15,6 +15,7 @@ from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.randaugment import Policy
 
 CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop
+JITTER = ("contrast", "brightness", "saturation", "hue")  # transforms, and their strengths in `PixelTransforms`
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Geometry:
                 return self.image_size + self.margin
         return 0
 
-    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
+    def __call__(self, image: np.ndarray | Image.Image, random: Generator | None = None) -> np.ndarray:
         """Return an image as u8[S,S,3]. `random` is used by random crops only."""
         size = self.image_size
         match self.fit:
@@ -91,25 +92,18 @@ class PixelTransforms:
     erase: float = 0.0
     policy: Policy | None = None
 
-    def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
+    def __call__(self, image: np.ndarray, random: Generator | None) -> np.ndarray:
         """Apply all transforms to an image u8[h,w,3]."""
         if self.flip:
             image = transforms.flip(image, random)
-        for transform, strength in self._jitter(random):
-            if strength:
-                image = transform(image, random, strength)
+        order = range(len(JITTER)) if self.jitter_order == "fixed" else random.permutation(len(JITTER))
+        for name in [JITTER[k] for k in order]:
+            if strength := getattr(self, name):
+                image = getattr(transforms, name)(image, random, strength)
         if self.cutout:
             image = transforms.cutout(image, random, self.cutout)
         image = randaugment.apply(image, random, self.policy) if self.policy else image
         return transforms.erase(image, random, self.erase) if self.erase else image
-
-    def _jitter(self, random: np.random.Generator | None) -> list[tuple[Callable[..., np.ndarray], float]]:
-        """Return pairs (transform, strength) of the color jitter, in the order of application."""
-        names = ("contrast", "brightness", "saturation", "hue")
-        jitter = [(getattr(transforms, name), getattr(self, name)) for name in names]
-        if self.jitter_order == "fixed":
-            return jitter
-        return [jitter[k] for k in random.permutation(len(jitter))]
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class ImageReader:
         least = geometry.smallest_useful_side if data_config.reduced_decoding else 0
         return cls(Decoding.from_config(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
-    def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
+    def __call__(self, images: Images, row: int, random: Generator | None = None) -> np.ndarray | None:
         """Return image `row` as u8[S,S,3], or None, see `skip`. `random` is needed in training only."""
         try:
             image = self.geometry(images.open(row, self.decoding), random)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from etils import epath
@@ -128,14 +128,17 @@ class EncodedImages(Images):
         return hashlib.sha256(self.encoded(row)).hexdigest()
 
 
+@dataclass(eq=False)
 class ImageFiles(EncodedImages):
     """Files in a folder, which are opened when an image is read.
 
     `table` is the name of the table that lists them, "" without one, and `lines` are their lines in it.
     """
 
-    def __init__(self, folder: str | os.PathLike, names: Sequence[str], table: str = "", lines: Sequence[int] = ()):
-        self.folder, self.names, self.table, self.lines = os.fspath(folder), names, table, lines
+    folder: str | os.PathLike
+    names: Sequence[str]
+    table: str = ""
+    lines: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -151,11 +154,7 @@ class ImageFiles(EncodedImages):
 
     def take(self, rows: np.ndarray) -> Images:
         lines = [self.lines[row] for row in rows] if self.lines else ()
-        return ImageFiles(self.folder, [self.names[row] for row in rows], self.table, lines)
-
-    def with_names(self, names: Sequence[str]) -> ImageFiles:
-        """Return the images with other paths of their files."""
-        return ImageFiles(self.folder, names, self.table, self.lines)
+        return replace(self, names=[self.names[row] for row in rows], lines=lines)
 
     def missing(self) -> np.ndarray:
         files = [os.path.split(name) for name in self.names]

@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.array_types import Bools, Ints
 from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
 from mlmoe_jax.runtime.text import compose
 
+Codes = NDArray[np.int8]
 MOST_TREE = 4 * MIB  # size of a file, about 100,000 labels, which are read in seconds
 MOST_LABELS = 1_000_000  # in the lists of a file, counted as often as they occur
 MOST_STEPS = 2_000_000  # from labels to labels that imply them
@@ -113,7 +115,7 @@ class LabelTree:
                 return len(implied), (label, other, member)
         return len(implied), None
 
-    def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+    def close(self, codes: Codes) -> tuple[Codes, Bools]:
         """Return consistent label codes i8[N,K], and bool[N,2], whether an image has a contradiction of each kind.
 
         A label is present if its code is POSITIVE or DIFFICULT. A present label makes the labels that it implies
@@ -136,7 +138,7 @@ class LabelTree:
         closed[doubtful] = UNKNOWN
         return closed, np.stack([raised, doubtful.any(axis=1)], axis=1)
 
-    def _raise_implied(self, codes: NDArray[np.int8]) -> NDArray[np.int8]:
+    def _raise_implied(self, codes: Codes) -> Codes:
         """Return label codes i8[N,K] in which all labels are present that a present label implies."""
         closed = codes.copy()
         for label, children in self.children.items():
@@ -146,7 +148,7 @@ class LabelTree:
                     closed[is_present & (closed[:, label] != POSITIVE), label] = code
         return closed
 
-    def _exclude(self, is_present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _exclude(self, is_present: Bools) -> tuple[Bools, Bools]:
         """Return bool[N,K]: labels in a group with a present label, and present labels in a group with several."""
         excluded, doubtful = np.zeros((2, *is_present.shape), bool)
         for group in map(list, self.exclusive):
@@ -155,14 +157,14 @@ class LabelTree:
             doubtful[:, group] |= (count > 1) & is_present[:, group]
         return excluded, doubtful
 
-    def add_implied(self, is_present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def add_implied(self, is_present: Bools) -> Bools:
         """Return a copy of `is_present`, bool[N,K], in which all labels are True that a present label implies."""
         is_present = is_present.copy()
         for label, children in self.children.items():
             is_present[:, label] |= is_present[:, children].any(axis=1)
         return is_present
 
-    def arrays(self) -> dict[str, NDArray[np.int64]]:
+    def arrays(self) -> dict[str, Ints]:
         """Return the tree as arrays for storage, one column per pair or member.
 
         They are `implies` i64[2,E], (label, implied label), and `exclusive` i64[2,S], (index of a group, label).

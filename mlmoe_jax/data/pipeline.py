@@ -74,10 +74,9 @@ class _Examples(grain.transforms.MapWithIndex):
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process
         size = len(element) // count
-        positions = range(share * size, (share + 1) * size)
-        draws = (np.random.default_rng([self.seed, index, position]) for position in positions)
         examples = [
-            self._read(int(element[position]), random) for position, random in zip(positions, draws, strict=True)
+            self._read(int(element[position]), np.random.default_rng([self.seed, index, position]))
+            for position in range(share * size, (share + 1) * size)
         ]
         return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image, ImageEnhance, ImageOps
 
 BICUBIC, NEAREST = Image.Resampling.BICUBIC, Image.Resampling.NEAREST
@@ -115,10 +116,6 @@ class Policy:
     signed: frozenset[str]
     ranges: str = "standard"
 
-    @property
-    def table(self) -> Mapping[str, Operation]:
-        return TABLES[self.ranges]
-
 
 UDA = Policy(
     operations=tuple(name for name in OPERATIONS if name != "identity"),
@@ -161,7 +158,7 @@ class Draw(NamedTuple):
     at: tuple[float, float]
 
 
-def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
+def sample(policy: Policy, random: Generator) -> list[Draw]:
     """Draw operations for one image, and return the operations that are to be applied, in order."""
     draws = []
     for _ in range(policy.count):
@@ -170,7 +167,8 @@ def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
         negative, applied, *at = random.random(4)
         if applied < policy.probability:
             sign = -1 if name in policy.signed and negative < 0.5 else 1
-            draws.append(Draw(name, sign * policy.table[name].magnitude(level, policy.highest), tuple(at)))
+            operation = TABLES[policy.ranges][name]
+            draws.append(Draw(name, sign * operation.magnitude(level, policy.highest), tuple(at)))
     return draws
 
 
@@ -180,12 +178,12 @@ def operate(image: Image.Image, draw: Draw, table: Mapping[str, Operation] = OPE
     return function(image, draw.magnitude, draw.at) if draw.name == "cutout" else function(image, draw.magnitude)
 
 
-def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.ndarray:
+def apply(image: np.ndarray, random: Generator, policy: Policy) -> np.ndarray:
     """Draw operations and apply them to an image u8[h,w,3]. If no operation is drawn, return the image itself."""
     draws = sample(policy, random)
     if not draws:
         return image
     result = Image.fromarray(image)
     for draw in draws:
-        result = operate(result, draw, policy.table)
+        result = operate(result, draw, TABLES[policy.ranges])
     return np.array(result)

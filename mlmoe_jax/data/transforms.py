@@ -9,6 +9,7 @@ import math
 import numpy as np
 from jaxtyping import UInt8
 from ml_collections import ConfigDict
+from numpy.random import Generator
 from PIL import Image
 
 Pixels = UInt8[np.ndarray, "_ _ 3"]
@@ -76,7 +77,7 @@ def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
 
 
 def random_resized_crop(
-    image: Pixels, random: np.random.Generator, size: int, scale: tuple[float, float], ratio: tuple[float, float]
+    image: Pixels, random: Generator, size: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Pixels:
     """Crop a random rectangle and resize it to `size` × `size` pixels (Inception crop, with torchvision's rounding).
 
@@ -98,7 +99,7 @@ def random_resized_crop(
 
 
 def _draw_sides(
-    area: int, random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
+    area: int, random: Generator, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int]:
     """Draw sides of a rectangle: a uniform fraction in `scale` of `area`, and a log-uniform ratio first / second."""
     area = area * random.uniform(*scale)
@@ -106,7 +107,7 @@ def _draw_sides(
     return round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
 
 
-def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> Pixels:
+def multi_scale_crop(image: Pixels, random: Generator, size: int) -> Pixels:
     """Crop one of 19 rectangles at one of 13 positions, and resize it to `size` × `size` pixels.
 
     The crop is the crop of ML-GCN and ADD-GCN, after TSN. The sides of the rectangle are the short side of the image
@@ -139,27 +140,27 @@ def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarra
 
 # ----------------------------------------------------------------------------------------- pixels, at unchanged size
 # Results are rounded to integer levels. For the hue, Pillow also rounds the coordinates of HSV, as in torchvision.
-def flip(image: Pixels, random: np.random.Generator) -> Pixels:
+def flip(image: Pixels, random: Generator) -> Pixels:
     """Mirror an image left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
 
 
-def contrast(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+def contrast(image: Pixels, random: Generator, strength: float) -> Pixels:
     """Multiply the differences from the mean of all values of the image by a random factor in 1 ± `strength`."""
     return _between(image.mean(dtype=np.float64), image, random, strength)
 
 
-def brightness(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+def brightness(image: Pixels, random: Generator, strength: float) -> Pixels:
     """Multiply all values of an image by a random factor in 1 ± `strength`."""
     return _between(0.0, image, random, strength)
 
 
-def saturation(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+def saturation(image: Pixels, random: Generator, strength: float) -> Pixels:
     """Multiply the differences from the gray value of each pixel by a random factor in 1 ± `strength`."""
     return _between((image @ np.array(LUMA, np.float32))[..., None], image, random, strength)
 
 
-def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
+def hue(image: Pixels, random: Generator, strength: float) -> Pixels:
     """Rotate all hues by a random fraction of the color circle in ± `strength`, exactly as torchvision's adjust_hue."""
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
@@ -167,7 +168,7 @@ def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
     return np.array(Image.merge("HSV", [Image.fromarray(rotation), *channels[1:]]).convert("RGB"))
 
 
-def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
+def cutout(image: Pixels, random: Generator, fraction: float) -> Pixels:
     """Cover one square of an image u8[h,w,3] with one random color. The side of the square is `fraction`·h.
 
     The center is uniform over the pixels, and the square is clipped at the borders. Both edges are covered, so an
@@ -183,7 +184,7 @@ def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixel
     return covered
 
 
-def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pixels:
+def erase(image: Pixels, random: Generator, probability: float) -> Pixels:
     """Replace a random rectangle by random pixels with probability `probability`.
 
     This is Random Erasing (alg. 1; Zhong et al., AAAI 2020). The area of the rectangle is uniform in ERASED_AREA, as a
@@ -203,7 +204,7 @@ def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pix
     return image
 
 
-def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
+def _between(origin: np.ndarray | float, image: np.ndarray, random: Generator, strength: float) -> np.ndarray:
     """Return origin + factor·(image − origin), rounded to u8, with one factor in 1 ± `strength` for all pixels."""
     factor = np.float32(random.uniform(1 - strength, 1 + strength))
     origin = np.asarray(origin, np.float32)

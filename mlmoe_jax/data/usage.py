@@ -87,8 +87,7 @@ class Usage:
         """Return the account after `count` images of a split became the split `held_out`. Others do not change."""
         if split not in self.used:
             return self
-        used = {**self.used, split: self.used.get(split, 0) - count, held_out: count}
-        return replace(self, used=used)
+        return replace(self, used={**self.used, split: self.used[split] - count, held_out: count})
 
     def join(self, other: Usage) -> Usage:
         """Return the account of this and another split of the same file or folder."""

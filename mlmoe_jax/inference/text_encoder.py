@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +32,7 @@ from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import Similarity
 from mlmoe_jax.pretrained.locate import backbone_file, locate
 from mlmoe_jax.pretrained.text_towers import load_text_tower
-from mlmoe_jax.pretrained.tokenizers import Tokenizer, open_tokenizer
+from mlmoe_jax.pretrained.tokenizers import open_tokenizer
 from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.progress import status
@@ -116,6 +115,7 @@ def encode_names(
     if entry.contrast:
         groups.append([_PLACE.sub("", template).strip() for template in templates])
     vectors, similarity = _encode_groups(backbone, groups, weights)
+    bias, projection = similarity.bias, similarity.projection
     return NameVectors(
         names=tuple(label.name for label in labels),
         vectors=vectors[: len(labels)],
@@ -124,7 +124,9 @@ def encode_names(
         templates=templates,
         descriptions=tuple(label.descriptions for label in labels),
         fingerprint=_fingerprint(backbone, weights),
-        **_comparison(similarity),
+        scale=float(similarity.scale[...]),
+        bias=0.0 if bias is None else float(bias[...]),
+        projection=None if projection is None else np.asarray(projection[...]),
     )
 
 
@@ -137,23 +139,17 @@ def _encode_groups(
     return np.stack([mean_direction(part) for part in np.split(encoded, ends)]), similarity
 
 
-def _comparison(similarity: Similarity) -> dict[str, Any]:
-    """Return the scale, the bias and the projection of a family, as attributes of `NameVectors`."""
-    bias, projection = similarity.bias, similarity.projection
-    return {
-        "scale": float(similarity.scale[...]),
-        "bias": 0.0 if bias is None else float(bias[...]),
-        "projection": None if projection is None else np.asarray(projection[...]),
-    }
-
-
 def encode_texts(
     backbone: str, texts: Sequence[str], *, weights: str = "auto"
 ) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
     """Return the vectors of texts, not normalized, and how they are compared with images, see `encode_names`."""
     entry = text_entry(backbone)
     tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
-    _require_whole(texts, tokenizer, backbone)
+    if too_long := next(filter(tokenizer.is_cut, texts), ""):
+        raise UserError(
+            f"the text '{printable(too_long, 60)}' has more than the {tokenizer.length} tokens that the text tower of "
+            f"{backbone} reads; shorten it"
+        )
     tokens, valid = tokenizer.encode(texts)
     status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")
     tower, tokens = load_text_tower(entry.shape, _find_tower(backbone, weights), tokens)
@@ -165,15 +161,6 @@ def encode_texts(
             rows = np.arange(start, start + BATCH) % len(texts)  # the last batch is filled up
             vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
     return np.concatenate(vectors)[: len(texts)], tower.similarity
-
-
-def _require_whole(texts: Sequence[str], tokenizer: Tokenizer, backbone: str) -> None:
-    """Raise UserError if a text has more tokens than the tower reads."""
-    if too_long := next(filter(tokenizer.is_cut, texts), ""):
-        raise UserError(
-            f"the text '{printable(too_long, 60)}' has more than the {tokenizer.length} tokens that the text tower of "
-            f"{backbone} reads; shorten it"
-        )
 
 
 def _find_tower(backbone: str, weights: str) -> Path:

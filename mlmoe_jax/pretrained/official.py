@@ -225,16 +225,10 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
         expected["head.decoder.style"] = _Q2L_WITH_SELF_ATTENTION  # the tensors show which style it is
     if settings.prompts.pruning == "none":
         expected.pop("prompts.pruned", None)
-    if expected["backbone.normalization"] == "imagenet" == _normalization(settings.backbone):
+    is_imagenet = catalog.entry(settings.backbone.name).mean == IMAGENET_MEAN
+    if expected["backbone.normalization"] == "imagenet" and settings.backbone.normalization == "auto" and is_imagenet:
         del expected["backbone.normalization"]  # auto means imagenet
     values = {key: reduce(getitem, key.split("."), settings) for key in expected}
-    differences = [
+    return [
         f"model.{key} is {value} instead of {expected[key]}" for key, value in values.items() if value != expected[key]
     ]
-    return differences
-
-
-def _normalization(backbone: ConfigDict) -> str:
-    """Return the image normalization of `config.model.backbone`; "imagenet" for `auto` if that is ImageNet's mean."""
-    imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
-    return "imagenet" if backbone.normalization == "auto" and imagenet else backbone.normalization

@@ -46,25 +46,22 @@ _PREFIX = "base_model.model."
 _BLOCK = re.compile(rf"{re.escape(_PREFIX)}(?:\w+\.)?(?:encoder\.)?layers?\.(\d{{1,4}})")
 
 
-def _of_block(tensor: np.ndarray) -> np.ndarray:
-    """Return the tensor of one block as f32[1,…] in the axis order of Flax."""
-    return tensor.T.astype(np.float32)[None]
-
-
-def _layer_rules(layer: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Return the rules of the tensors of a layer, which are stacked over the blocks."""
-    pattern = rf"{_BLOCK.pattern}\.(?:{'|'.join(map(re.escape, names))})"
-    blocks = {"index": (r"\1",), "axes": (0,)}
-    return tuple(
-        Rule(rf"{pattern}\.{re.escape(end)}", f"{layer}/{part}", _of_block, **blocks) for end, part in _PARTS.items()
-    )
-
-
 _LAYOUT = Layout(
     "peft",
     TENSORS,  # no tensor: the folder is recognized by its files
     (
-        *(rule for layer, names in _NAMES.items() for rule in _layer_rules(layer, names)),
+        # The tensors of a layer as f32[1,…] in the axis order of Flax, stacked over the blocks.
+        *(
+            Rule(
+                rf"{_BLOCK.pattern}\.(?:{'|'.join(map(re.escape, names))})\.{re.escape(end)}",
+                f"{layer}/{part}",
+                lambda tensor: tensor.T.astype(np.float32)[None],
+                index=(r"\1",),
+                axes=(0,),
+            )
+            for layer, names in _NAMES.items()
+            for end, part in _PARTS.items()
+        ),
         *linear_rules(rf"{re.escape(_PREFIX)}classifier", "classifier"),
     ),
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.text.entry import TextEntry
-from mlmoe_jax.runtime.files import damage_explained, open_regular
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
 _PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
@@ -64,17 +64,13 @@ class Tokenizer:
         t is the length of the tower if the tower reads padding, and otherwise the number of tokens of the longest text.
         A text that is too long loses its last tokens, and keeps the end token; see `is_cut`.
         """
-        rows = [self._encode(text) for text in texts]
+        rows = [[*self._start, *self._split(self._change(text))[: self._room()], *self._end] for text in texts]
         counts = np.array([len(row) for row in rows])
         length = self.length if self.fixed else max(counts.max(), 1)
         valid = np.arange(length) < counts[:, None]
         tokens = np.full(valid.shape, self._padding, np.int32)
         tokens[valid] = np.concatenate(rows)
         return tokens, valid
-
-    def _encode(self, text: str) -> list[int]:
-        kept = self._split(self._change(text))[: self._room()]
-        return [*self._start, *kept, *self._end]
 
     def is_cut(self, text: str) -> bool:
         """Return whether a text has more tokens than the tower reads."""
@@ -111,8 +107,8 @@ Opened = tuple[Callable[[str], list[int]], int, Callable[[str], int | None]]  # 
 
 def _open_json(path: Path) -> Opened:
     library = _import("tokenizers")
-    with damage_explained(path), open_regular(path) as file:
-        tokenizer = library.Tokenizer.from_buffer(file.read())
+    with damage_explained(path):
+        tokenizer = library.Tokenizer.from_buffer(read_bytes(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     split = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -122,8 +118,8 @@ def _open_json(path: Path) -> Opened:
 def _open_sentencepiece(path: Path) -> Opened:
     library = _import("sentencepiece")
     model = library.SentencePieceProcessor()
-    with damage_explained(path), open_regular(path) as file:
-        model.load_from_serialized_proto(file.read())
+    with damage_explained(path):
+        model.load_from_serialized_proto(read_bytes(path))
 
     def number(token: str) -> int | None:
         found = model.piece_to_id(token)

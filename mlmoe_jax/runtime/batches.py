@@ -16,6 +16,7 @@ from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.sharding import shard_batch
 
 STEPS_IN_FLIGHT = 1  # steps dispatched after the step whose output is transferred, so that the device is never idle
+MOST_AHEAD = 2  # steps of training that the host runs ahead of the device
 
 
 def device_batches(
@@ -36,20 +37,20 @@ def device_batches(
 
 
 class RunAhead:
-    """A limit for asynchronous dispatch: the host runs at most `steps` steps ahead of the device.
+    """A limit for asynchronous dispatch: the host runs at most MOST_AHEAD steps ahead of the device.
 
-    With `steps` of 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would
+    With 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would
     queue steps until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
     The measured wait for data would also be wrong, because the device would still be busy during this wait.
     """
 
-    def __init__(self, steps: int = 2):
-        self._limit, self._results = steps, deque()
+    def __init__(self):
+        self._results = deque()
 
     def add(self, result: Any) -> None:
-        """Record the result of a newly dispatched step, and block until the result `steps` steps earlier is ready."""
+        """Record the result of a newly dispatched step, and block until the one MOST_AHEAD steps earlier is ready."""
         self._results.append(result)
-        if len(self._results) > self._limit:
+        if len(self._results) > MOST_AHEAD:
             jax.block_until_ready(self._results.popleft())
 
 

@@ -83,10 +83,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of an error that suggests the nearest known name; "" if none is similar.
-
-    `cutoff` is the least similarity, as in `difflib.get_close_matches`.
-    """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error that suggests the nearest known name; "" if none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -81,7 +81,14 @@ def tree_shardings(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -
 
 def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
     """Remove the padding that `shard_tree` has added to the label axis; for use inside jit and grad."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _slice(leaf, _axis(path, label_axes), label_axes), tree)
+
+    def remove(path: tuple, leaf: jax.Array) -> jax.Array:
+        axis = _axis(path, label_axes)
+        if axis is None or leaf.shape[axis] == label_axes.num_labels:
+            return leaf
+        return jax.lax.slice_in_dim(leaf, 0, label_axes.num_labels, axis=axis)
+
+    return jax.tree_util.tree_map_with_path(remove, tree)
 
 
 def unpad(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
@@ -142,20 +149,14 @@ def _spec(shape: tuple[int, ...], label_axis: int | None, mesh: Mesh) -> Partiti
 
 
 def _pad_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
+    def pad(path: tuple, leaf: Any) -> Any:
+        axis = _axis(path, label_axes)
+        missing = 0 if axis is None else -leaf.shape[axis] % mesh.shape["expert"]
+        if not missing:
+            return leaf
+        return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
 
-
-def _pad(leaf: Any, axis: int | None, mesh: Mesh) -> Any:
-    missing = 0 if axis is None else -leaf.shape[axis] % mesh.shape["expert"]
-    if not missing:
-        return leaf
-    return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
-
-
-def _slice(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> jax.Array:
-    if axis is None or leaf.shape[axis] == label_axes.num_labels:
-        return leaf
-    return jax.lax.slice_in_dim(leaf, 0, label_axes.num_labels, axis=axis)
+    return jax.tree_util.tree_map_with_path(pad, tree)
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

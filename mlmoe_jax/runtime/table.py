@@ -61,8 +61,10 @@ class Table:
     document: Any = None
 
     def heading(self) -> list[Column]:
-        default = [Column(str(one), align="<" if at == 0 else ">") for at, one in enumerate(self.columns)]
-        return [one if isinstance(one, Column) else default[at] for at, one in enumerate(self.columns)]
+        return [
+            one if isinstance(one, Column) else Column(one, align=">" if at else "<")
+            for at, one in enumerate(self.columns)
+        ]
 
     def cells(self) -> list[list[str]]:
         """Return the displayed texts of the table: first the list of headings, then one list per row."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from etils import epath
 from jaxtyping import Float, Float32, Int32, Num
-from numpy.typing import NDArray
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.array_types import Floats
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import abbreviate
 
@@ -73,7 +73,8 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
 
     Raises UserError if the file cannot be read or has another format, or it has none of the words of a label.
     """
-    words_by_name = [_words(name) for name in names]
+    lowered = [name.lower().replace("_", " ").split() for name in names]
+    words_by_name = [[part for word in words for part in COMPOUNDS.get(word, (word,))] for words in lowered]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
     word_vectors = _read_vectors(path, needed)
     vectors, unknown = [], []
@@ -136,15 +137,10 @@ def as_long_as_glove(vectors: Float[np.ndarray, "k d"]) -> Float32[np.ndarray, "
     return (unit * GLOVE_DEVIATION * np.sqrt(vectors.shape[1])).astype(np.float32)
 
 
-def _words(name: str) -> list[str]:
-    words = name.lower().replace("_", " ").split()
-    return [part for word in words for part in COMPOUNDS.get(word, (word,))]
-
-
-def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
+def _read_vectors(path: str | Path, words: set[str]) -> dict[str, Floats]:
     """Return a dict of word -> vector f64[d] for the given words that the file has."""
     known = {word.encode(): word for word in words}
-    vectors: dict[str, NDArray[np.float64]] = {}
+    vectors: dict[str, Floats] = {}
     width = 0
     with damage_explained(path), epath.Path(path).open("rb") as file:
         for line in file:
@@ -163,7 +159,7 @@ def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.flo
     return vectors
 
 
-def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+def _with_signs(vectors: Floats) -> Floats:
     """Flip the signs of columns so that the entry of largest magnitude, of equal ones the first, is positive."""
     size = np.abs(vectors)
     ties = size >= size.max(axis=0) * (1 - 1e-6)

@@ -136,15 +136,12 @@ class LabelSpace:
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
-        if not are_counts or not space._arrays_fit():
+        fit = all(array.shape == (len(names),) for array in counts[:3])
+        if space.vectors is not None:
+            fit = fit and space.vectors.ndim == 2 and len(space.vectors) == len(names)
+        if not are_counts or not fit:
             raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
         return space
-
-    def _arrays_fit(self) -> bool:
-        per_label = (self.positives, self.co_group, self.dc_group)
-        if any(array.shape != (len(self.names),) for array in per_label):
-            return False
-        return self.vectors is None or (self.vectors.ndim == 2 and len(self.vectors) == len(self.names))
 
 
 def _read_name_vectors(stored: Mapping[str, np.ndarray], names: tuple[str, ...]) -> NameVectors | None:

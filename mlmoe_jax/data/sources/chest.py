@@ -65,7 +65,7 @@ def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str]
     table = max(folder.glob("Data_Entry_2017*.csv"), default=None)
     if table is None:
         raise NIH.missing(f"there is no table Data_Entry_2017_v2020.csv in {folder}")
-    names = _read_list(folder / LISTS[split]) if LISTS[split] else None
+    names = set(NIH.lines(folder / LISTS[split])) if LISTS[split] else None
     with damage_explained(table):
         rows = list(_nih_rows(table))
         if names is not None:
@@ -73,19 +73,14 @@ def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str]
             if len(rows) != len(names):
                 raise ValueError(f"it has {len(rows):,} of the {len(names):,} images of {LISTS[split]}")
         opened = select_split(rows, Listing(table, split, folder), FINDINGS)
-    return replace(opened, images=opened.images.with_names(_with_folders(opened.ids, folder)))
+    return replace(opened, images=replace(opened.images, names=_with_folders(opened.ids, folder)))
 
 
 def _nih_rows(table: Path) -> Iterator[ImageRow]:
     columns = ("Image Index", "Finding Labels", "Patient ID")
-    for line, (name, findings, patient) in read_columns(NIH.lines(table), columns, table):
+    for line, (name, findings, patient) in read_columns(NIH.text(table), columns, table):
         labels = findings.split("|") if findings != NO_FINDING else ()
         yield ImageRow(name, dict.fromkeys(labels, POSITIVE), group=patient, line=line)
-
-
-def _read_list(path: Path) -> set[str]:
-    """Return the file names in a list of the official split."""
-    return {line.strip() for line in NIH.lines(path)} - {""}
 
 
 def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
@@ -110,7 +105,7 @@ def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | 
 
 
 def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
-    for line, (path, *cells) in read_columns(STANFORD.lines(table), ("Path", *OBSERVATIONS), table):
+    for line, (path, *cells) in read_columns(STANFORD.text(table), ("Path", *OBSERVATIONS), table):
         if unknown := set(cells) - CODE_OF_OBSERVATION.keys():
             raise ValueError(f"an observation is {min(unknown)!r} and should be 1.0, 0.0, -1.0 or empty")
         file = path.split("/", 1)[1]

@@ -75,7 +75,8 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
             image = ElementTree.Element("image", {"id": str(number), "name": entry.image, **sides})
             for name, code in entry.labels.items():
                 _add_tag(image, name, code, entry.scores)
-            output.write(_to_text(image))
+            ElementTree.indent(image)
+            output.write(ElementTree.tostring(image, encoding="unicode") + "\n")
         output.write("</annotations>\n")
     return ""
 
@@ -95,11 +96,6 @@ def _add_tag(image: ElementTree.Element, name: str, code: int, scores: Mapping[s
         ElementTree.SubElement(tag, "attribute", name="score").text = f"{scores[name]:.6f}"
     elif code == DIFFICULT:
         ElementTree.SubElement(tag, "attribute", name="difficult").text = "true"
-
-
-def _to_text(element: ElementTree.Element) -> str:
-    ElementTree.indent(element)
-    return ElementTree.tostring(element, encoding="unicode") + "\n"
 
 
 CVAT = Format(".xml", _read, _write, require=_require, holds_difficult=True)

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 from etils import epath
+from numpy.random import RandomState
 from PIL import Image
 
 from mlmoe_jax.data.decoding import STRICT, Decoding
@@ -65,7 +66,7 @@ def source_scans() -> dict[str, list[np.ndarray]]:
     from sklearn.datasets import load_digits  # here, because the import takes a second
 
     bunch = load_digits()
-    order = np.random.RandomState(1797)
+    order = RandomState(1797)
     parts = {"train": [], "val": [], "test": []}
     for digit in range(10):
         rows = order.permutation(np.flatnonzero(bunch.target == digit))
@@ -76,7 +77,7 @@ def source_scans() -> dict[str, list[np.ndarray]]:
 
 
 # ---------------------------------------------------------------------------------------------------------- labels
-def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
+def draw_label_sets(random: RandomState, count: int) -> np.ndarray:
     """Draw the labels of `count` scenes, bool[count,10], with the correlations in the docstring of the module."""
     labels = np.zeros((count, 10), bool)
     sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
@@ -95,7 +96,7 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
     return labels
 
 
-def break_correlations(random: np.random.RandomState, labels: np.ndarray) -> np.ndarray:
+def break_correlations(random: RandomState, labels: np.ndarray) -> np.ndarray:
     """Return a random binary matrix with the row sums and the column sums of `labels`, bool[N,K] (Curveball trades).
 
     A trade chooses two random rows and the labels that only one of the two rows has. It redistributes these labels at
@@ -161,7 +162,7 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
     window += ink[..., None] * (base + polarity * contrast + tint - window)
 
 
-def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
+def paint_digit(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan f32[8,8] onto the canvas f32[64,64,3], in place, in a color with contrast.
 
     `center` is (y, x), and `size` the height of the digit, in pixels.
@@ -177,7 +178,7 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
 
 
-def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
+def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan as `paint_digit`, but also rotated by up to 17° and bent, with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
@@ -211,7 +212,7 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
     return v + dv + 3.5, u + du + 3.5
 
 
-def paint_canvas(random: np.random.RandomState) -> np.ndarray:
+def paint_canvas(random: RandomState) -> np.ndarray:
     """Return a random background f32[64,64,3]: a color with smooth blotches of two scales and with pixel noise."""
     color = random.uniform(60, 195, size=3)
     canvas = np.broadcast_to(color, (CANVAS, CANVAS, 3)).astype(np.float32)
@@ -228,11 +229,11 @@ def _finish(canvas: np.ndarray) -> np.ndarray:
     return np.clip(np.floor(canvas + 0.5), 0, 255).astype(np.uint8)
 
 
-def _one_of(random: np.random.RandomState, candidates: Sequence) -> Any:
+def _one_of(random: RandomState, candidates: Sequence) -> Any:
     return candidates[random.randint(len(candidates))]
 
 
-def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
+def _place_in_quadrant(random: RandomState, quadrant: int) -> tuple[np.ndarray, float]:
     """Draw (center, size) of a digit inside the canvas, with its center (y, x) in the quadrant, in pixels."""
     size = random.uniform(16, 28)
     low, high = size / 2, 27.0  # the center is at least 5 pixels from the middle lines
@@ -240,7 +241,7 @@ def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np
     return np.where([quadrant // 2, quadrant % 2], CANVAS - near, near), size
 
 
-def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
+def render_scene(random: RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
     """Render a scene u8[64,64,3] with the digits of `labels`, bool[10], in different quadrants.
 
     `scans` has an array f32[n,8,8] for each of the 10 digits.
@@ -253,7 +254,7 @@ def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[
     return _finish(canvas)
 
 
-def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
+def render_single(random: RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
     """Render an image u8[64,64,3] with one digit at a random position. `scans` is as in `render_scene`."""
     canvas = paint_canvas(random)
     size = random.uniform(16, 40)
@@ -265,7 +266,7 @@ def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndar
 LYING = (2, 3, 4, 5, 6, 7, 9)  # not digits after a rotation by 90 degrees, unlike 0, 1 and 8
 
 
-def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
+def render_varied_single(random: RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
     """Render an image u8[64,64,3] with one warped digit.
 
     Half of the images also have 1 to 3 digits rotated by 90 degrees. The rotated digits have strokes but no label. A
@@ -286,8 +287,8 @@ def render_varied_single(random: np.random.RandomState, digit: int, scans: list[
 
 
 # --------------------------------------------------------------------------------------------------------- sources
-def _stream(split: str, *parts: int) -> np.random.RandomState:
-    return np.random.RandomState([2026, *split.encode(), *parts])
+def _stream(split: str, *parts: int) -> RandomState:
+    return RandomState([2026, *split.encode(), *parts])
 
 
 def scene_labels(split: str) -> np.ndarray:

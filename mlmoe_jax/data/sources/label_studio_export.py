@@ -104,15 +104,6 @@ def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str
     return [{"result": results}]
 
 
-def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return the chosen labels of an annotation: name of a <Choices> tag -> set of labels."""
-    chosen: dict[str, set[str]] = {}
-    for result in annotation["result"] or ():
-        if result.get("type") == "choices":
-            chosen.setdefault(result["from_name"], set()).update(_read_names(result["value"]))
-    return chosen
-
-
 def _read_names(value: Any) -> set[str]:
     """Return the label names in the JSON value of a <Choices> tag, which may be one name, a list or empty."""
     if isinstance(value, dict):
@@ -127,7 +118,16 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, 
     labeled.
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
-    chosen = [_read_choices(annotation).get(control, set()) for annotation in truths or annotations]
+    chosen = [
+        _read_names(
+            [
+                result["value"]
+                for result in annotation["result"] or ()
+                if result.get("type") == "choices" and result["from_name"] == control
+            ]
+        )
+        for annotation in truths or annotations
+    ]
     if not chosen:
         return ImageRow(image, None, split=split)
     everywhere = set.intersection(*chosen)

@@ -10,7 +10,6 @@ Flickr; data.bad_images=skip skips missing images.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -41,22 +40,17 @@ def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     """Open the split train or test, in the order of the image lists. Ids are paths relative to `data.root`."""
     folder = NUSWIDE_FILES.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
-    files = [line.replace("\\", "/") for line in _read_lines(list_path)]
+    files = [line.replace("\\", "/") for line in NUSWIDE_FILES.lines(list_path)]
     labels = folder / "Groundtruth" / f"Labels_{split.capitalize()}.txt"
     if labels.is_file():
-        marks = map(str.split, _read_lines(labels))
+        marks = map(str.split, NUSWIDE_FILES.lines(labels))
     else:
         labels = folder / "Groundtruth" / "TrainTestLabels"
-        marks = zip(
-            *(_read_lines(labels / f"Labels_{name}_{split.capitalize()}.txt") for name in CONCEPTS), strict=True
-        )
+        files_of_concepts = (labels / f"Labels_{name}_{split.capitalize()}.txt" for name in CONCEPTS)
+        marks = zip(*map(NUSWIDE_FILES.lines, files_of_concepts), strict=True)
     with damage_explained(f"{labels} for the images of {list_path}"):
         rows = (_make_row(file, row) for file, row in zip(files, marks, strict=True))
         return select_split(rows, Listing(list_path, split, folder), CONCEPTS)
-
-
-def _read_lines(path: Path) -> list[str]:
-    return [line.strip() for line in NUSWIDE_FILES.lines(path) if line.strip()]
 
 
 def _make_row(file: str, marks: Sequence[str]) -> ImageRow:

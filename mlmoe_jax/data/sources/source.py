@@ -73,9 +73,13 @@ class Published:
         except OSError as error:
             raise self.missing(f"cannot read {path} ({error.strerror})") from error
 
+    def text(self, path: Path) -> str:
+        """Return a text file of the data set. Invalid UTF-8 is replaced."""
+        return self.read(path).decode(errors="replace")
+
     def lines(self, path: Path) -> list[str]:
-        """Return the lines of a text file of the data set. Invalid UTF-8 is replaced."""
-        return self.read(path).decode(errors="replace").splitlines()
+        """Return the lines of a text file of the data set that are not blank, without spaces around them."""
+        return [line.strip() for line in self.text(path).splitlines() if line.strip()]
 
     def missing(self, reason: str) -> UserError:
         """Return an error whose `reason` names a missing file, and that states where the files can be downloaded."""

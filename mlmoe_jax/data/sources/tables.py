@@ -273,11 +273,9 @@ def whole_rows(
         )
 
 
-def read_columns(
-    lines: Iterable[str], names: Sequence[str], path: str | os.PathLike
-) -> Iterator[tuple[int, tuple[str, ...]]]:
+def read_columns(text: str, names: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield (line number, cells of the columns `names`) of each row of a CSV table; UserError if one is missing."""
-    reader = csv.reader(lines)
+    reader = csv.reader(text.splitlines())
     header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]
     for line, cells in whole_rows(reader, header, path):

@@ -119,7 +119,7 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
             f"{folder / names} lists {len(classes)} labels, but vg500 has {LABELS_500}; correct data.classes"
         )
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
-    files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
+    files = [line.rpartition("/")[2] for line in PUBLISHED_500.lines(list_path)]
     with damage_explained(index_path):
         numbers_of = json.loads(PUBLISHED_500.read(index_path))
         labels = [(file, numbers_of[file]) for file in files]
@@ -139,7 +139,7 @@ def _make_split(labels: Iterable[tuple[str, Iterable[int]]], listing: Listing, c
     split = select_split(rows, listing, classes)
     names = [image.removeprefix(f"{first}/") for image in split.ids]
     files = [f"{second if name in in_second else first}/{name}" for name in names]
-    return replace(split, images=split.images.with_names(files))
+    return replace(split, images=replace(split.images, names=files))
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)

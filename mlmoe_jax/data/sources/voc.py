@@ -48,7 +48,7 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
     for name in VOC_CLASSES:
         path = lists / f"{name}_{split}.txt"
         with damage_explained(path):
-            marks = dict(line.split() for line in published.lines(path) if line.strip())
+            marks = dict(map(str.split, published.lines(path)))
             if name == VOC_CLASSES[0]:
                 labels = {image: {} for image in sorted(marks)}
             for image, codes in labels.items():
