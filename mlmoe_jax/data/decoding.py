@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import MIB, find_file, read_bytes
+from mlmoe_jax.runtime.files import MIB, PathLike, find_file, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 
@@ -88,7 +88,7 @@ class Decoding:
 STRICT = Decoding()  # the defaults of the config, at full size
 
 
-def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
+def read_image(source: PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
     """Decode an image file to a read-only RGB array u8[h,w,3].
 
     Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, in
@@ -104,9 +104,7 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
     return to_pixels(open_image(source, name=name, decoding=decoding))
 
 
-def open_image(
-    source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
-) -> Image.Image:
+def open_image(source: PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT) -> Image.Image:
     """Decode an image file as `read_image` does, but return a Pillow image, which saves two copies in a later resize.
 
     `source` can also be a Pillow image. It is read at full size, and its mode, transparency and EXIF data are treated
@@ -144,7 +142,7 @@ def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
     return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
 
 
-def read_file(path: str | os.PathLike) -> bytes:
+def read_file(path: PathLike) -> bytes:
     """Return the bytes of an image file, local or at an address such as gs://; BadImage if it cannot be read."""
     try:
         return read_bytes(find_file(path), MAX_FILE)
@@ -152,7 +150,7 @@ def read_file(path: str | os.PathLike) -> bytes:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
 
 
-def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
+def read_size(path: PathLike) -> tuple[int, int] | None:
     """Return (width, height) of a local image by its header, after EXIF orientation; None if it cannot be read."""
     try:
         with Image.open(find_file(path), formats=readable_formats()) as image:

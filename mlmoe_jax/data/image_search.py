@@ -16,7 +16,7 @@ from PIL import Image
 
 from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, readable_formats
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.runtime.files import file_sha256, find_file, open_regular
+from mlmoe_jax.runtime.files import PathLike, file_sha256, find_file, open_regular
 from mlmoe_jax.runtime.text import compose
 
 # What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
@@ -44,7 +44,7 @@ def _other_suffixes() -> frozenset[str]:
     return frozenset(mimetypes.MimeTypes().types_map[True]) - image_suffixes()
 
 
-def is_image(path: str | os.PathLike) -> bool:
+def is_image(path: PathLike) -> bool:
     """Return whether a local file is an image.
 
     The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
@@ -71,7 +71,7 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
 
 
-def list_images(folder: str | os.PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
+def list_images(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
     """Return the sorted relative paths of all images at any depth. `usage` counts other files, and as `list_files`."""
     images, start = [], os.path.join(folder, "")
     for path in list_files(folder, usage, without):
@@ -82,7 +82,7 @@ def list_images(folder: str | os.PathLike, usage: Usage, without: Collection[str
     return sorted(images)
 
 
-def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
+def list_files(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
     """Return the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
 
     Links are followed. Counted in `usage` are images that are hidden or in a folder of the system, links to a folder
@@ -137,7 +137,7 @@ def find_unlisted(files: Iterable[str]) -> list[str]:
     return sorted(images)
 
 
-def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:
+def find_copies(folder: PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:
     """Return the groups of files with the same content that are not all of one kind, in the order of the paths.
 
     Only files of equal size are read, from most of them the last bytes. `kinds` has the kind of a file, such as its
@@ -150,7 +150,7 @@ def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> lis
 
 
 def _divide(
-    names: Sequence[str], folder: str | os.PathLike, kinds: Mapping[str, Hashable], digest: Callable[[str], Hashable]
+    names: Sequence[str], folder: PathLike, kinds: Mapping[str, Hashable], digest: Callable[[str], Hashable]
 ) -> Iterator[list[str]]:
     """Yield the groups of files with an equal digest and several kinds. Files that cannot be read are left out."""
     parts, start = defaultdict(list), os.path.join(folder, "")

@@ -14,7 +14,7 @@ from etils import epath
 from PIL import Image
 
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image, read_file, to_pixels
-from mlmoe_jax.runtime.files import find_file
+from mlmoe_jax.runtime.files import PathLike, find_file
 
 
 class Images(abc.ABC):
@@ -135,7 +135,7 @@ class ImageFiles(EncodedImages):
     `table` is the name of the table that lists them, "" without one, and `lines` are their lines in it.
     """
 
-    folder: str | os.PathLike
+    folder: PathLike
     names: Sequence[str]
     table: str = ""
     lines: Sequence[int] = ()

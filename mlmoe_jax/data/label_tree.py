@@ -15,7 +15,6 @@ letters: N images, K labels.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.array_types import Bools, Ints
-from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, read_bytes
 from mlmoe_jax.runtime.text import compose
 
 Codes = NDArray[np.int8]
@@ -192,7 +191,7 @@ class LabelTree:
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 
 
-def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
+def read_tree(path: PathLike, names: Sequence[str]) -> LabelTree:
     """Read a label tree from a YAML file.
 
     Raises UserError if the file is missing or has another form, a label is unknown, or the tree has a contradiction.
@@ -214,7 +213,7 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     return tree
 
 
-def _read_names(path: str | os.PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
+def _read_names(path: PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return the pairs (label, implied label) and the groups of exclusive labels of a YAML file."""
     content = yaml.load(read_bytes(path, MOST_TREE), Loader=_TreeLoader) or {}
     if wrong := sorted(set(content) - {"implies", "exclusive"}):

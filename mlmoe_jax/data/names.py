@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -11,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.text import abbreviate, compose
 
 _Name = TypeVar("_Name", bound=Hashable)
@@ -67,7 +67,7 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def require_names(names: Sequence[str], place: str | os.PathLike) -> None:
+def require_names(names: Sequence[str], place: PathLike) -> None:
     """Raise UserError unless the labels of a file or a split have different, printable names."""
     if (repeated := first_repeated(names)) is not None:
         raise UserError(f"{place} names the class '{repeated}' twice; name each class once")

@@ -13,15 +13,16 @@ from PIL import Image
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import Images
+from mlmoe_jax.runtime.files import PathLike
 
-ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
+ImageLike = PathLike | bytes | np.ndarray | Image.Image
 
 
 def is_one_image(value: ImageLike | Sequence[ImageLike]) -> bool:
     """Return whether a value is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
     if isinstance(value, np.ndarray):
         return value.ndim <= 3 and value.dtype != object
-    return isinstance(value, str | os.PathLike | bytes | Image.Image)
+    return isinstance(value, PathLike | bytes | Image.Image)
 
 
 def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> np.ndarray:
@@ -49,7 +50,7 @@ class MixedImages(Images):
     def name(self, row: int) -> str:
         """Return the path of image `row`, or "image N" with its row number N."""
         image = self.items[row]
-        return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
+        return os.fspath(image) if isinstance(image, PathLike) else f"image {row}"
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Open image `row` as a Pillow image, or as the array that it is.
@@ -61,6 +62,6 @@ class MixedImages(Images):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
                 raise BadImage(f"{name} is an array {image.dtype}{list(image.shape)} and should be uint8[h,w,3]")
             return image
-        if not isinstance(image, str | os.PathLike | bytes | Image.Image):
+        if not isinstance(image, PathLike | bytes | Image.Image):
             raise BadImage(f"{name} is a {type(image).__name__}, not a path, bytes, an array or a Pillow image")
         return open_image(image, name=name, decoding=decoding)

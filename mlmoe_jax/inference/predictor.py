@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -27,6 +26,7 @@ from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.progress import Progress, status
 
 LARGEST_BATCH = 32  # default number of images per device
@@ -97,7 +97,7 @@ class Predictor:
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 
     @classmethod
-    def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
+    def from_run(cls, workdir: PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
         """Return the predictor of a run folder or of a shared model; UserError if there is no trained model.
 
         Args:

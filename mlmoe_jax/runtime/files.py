@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TextIO
 from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.text import unicode_forms
 
+PathLike = str | os.PathLike
 MIB, GIB = 2**20, 2**30
 
 MOST_TEXT = 512 * MIB  # size of the manifest of a packed data set
@@ -54,7 +55,7 @@ def is_file_name(value: Any) -> bool:
         return False
 
 
-def find_file(path: str | os.PathLike) -> str:
+def find_file(path: PathLike) -> str:
     """Return the path of a local file whose name may be composed or decomposed (Unicode's forms NFC and NFD).
 
     A Mac writes the names of files with é as e and an accent, also into archives; most tables have one character. The
@@ -73,7 +74,7 @@ def _spellings(path: str) -> Iterator[str]:
         yield from filter(os.path.lexists, (os.path.join(folder, form) for form in unicode_forms(name)))
 
 
-def open_regular(path: str | os.PathLike) -> BinaryIO:
+def open_regular(path: PathLike) -> BinaryIO:
     """Open a local file in binary mode; OSError if it is no regular file, or has a name that no file can have."""
     try:
         # O_NONBLOCK: opening a pipe does not wait for its other end.
@@ -87,7 +88,7 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def open_text(path: str | os.PathLike) -> TextIO:
+def open_text(path: PathLike) -> TextIO:
     """Open a regular local file as UTF-8 text. A byte order mark is skipped, and line ends are not converted.
 
     Raises OSError as `open_regular`, and UnicodeDecodeError for UTF-16 without a byte order mark.
@@ -101,7 +102,7 @@ def open_text(path: str | os.PathLike) -> TextIO:
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
-def read_text(path: str | os.PathLike, most: int = MOST_DATA) -> str:
+def read_text(path: PathLike, most: int = MOST_DATA) -> str:
     """Return a file as `read_bytes`, as UTF-8 text without byte order mark; UnicodeDecodeError if it is not UTF-8."""
     content = read_bytes(path, most)
     _refuse_utf_16(content)
@@ -114,7 +115,7 @@ def _refuse_utf_16(content: bytes) -> None:
         raise UnicodeDecodeError("utf-8", content[:64], 0, 1, "it is UTF-16")
 
 
-def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
+def read_bytes(path: PathLike, most: int = MOST_DATA) -> bytes:
     """Return the content of a file, local or at an address such as gs://; OSError if it has more than `most` bytes."""
     if "://" in os.fspath(path):
         return _read_remote(path, most)
@@ -132,7 +133,7 @@ def read_stream(file: BinaryIO, most: int) -> bytes:
     return bytes(content)
 
 
-def _read_remote(path: str | os.PathLike, most: int) -> bytes:
+def _read_remote(path: PathLike, most: int) -> bytes:
     from etils import epath  # here, because --help does without it
 
     try:
@@ -148,7 +149,7 @@ def _refuse_more(size: int, most: int) -> None:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
 
 
-def file_sha256(path: str | os.PathLike) -> str:
+def file_sha256(path: PathLike) -> str:
     """Return the sha256 of a file as a hexadecimal string. The file is local or at an address such as gs://."""
     from etils import epath  # here, because --help does without it
 
@@ -156,7 +157,7 @@ def file_sha256(path: str | os.PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_to_append(path: str | os.PathLike) -> BinaryIO:
+def open_to_append(path: PathLike) -> BinaryIO:
     """Open a local file for appending, in binary mode; UserError if it is a symbolic link.
 
     All other writes replace a file by a new one. Appending changes a file in place, so it must not follow a link.

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime.files import (
+    PathLike,
     damage_explained,
     disk_error,
     disk_errors_explained,
@@ -59,7 +60,7 @@ class Folder:
 
     kind = "folder"  # its name in messages
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: PathLike):
         self.path = epath.Path(os.fspath(path))
         self.is_local = "://" not in str(path)
 
@@ -335,7 +336,7 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def require_new(path: str | os.PathLike) -> Path:
+def require_new(path: PathLike) -> Path:
     """Return a local path for an output; UserError if it exists already, or if its parent folder does not exist."""
     local = Path(path)
     if os.path.lexists(local):

@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 
 from mlmoe_jax.data.names import require_names
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, open_text, read_bytes
+from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text, read_bytes
 from mlmoe_jax.runtime.formats import read_metadata
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import abbreviate, compose
@@ -40,7 +40,7 @@ class LabelName:
     descriptions: tuple[str, ...] = ()
 
 
-def read_label_names(path: str | os.PathLike) -> tuple[LabelName, ...]:
+def read_label_names(path: PathLike) -> tuple[LabelName, ...]:
     """Return the labels of a text file with one name per line. Descriptions follow after tabs. Empty lines are skipped.
 
     Raises UserError if the file is missing, has no names, or has a name twice or one that is not printable.
@@ -54,12 +54,12 @@ def read_label_names(path: str | os.PathLike) -> tuple[LabelName, ...]:
     return labels
 
 
-def is_vectors_file(path: str | os.PathLike) -> bool:
+def is_vectors_file(path: PathLike) -> bool:
     """Return whether a path is the path of a file of vectors, not of a list of names."""
     return os.fspath(path).endswith(SUFFIX)
 
 
-def require_vectors_file(path: str | os.PathLike) -> None:
+def require_vectors_file(path: PathLike) -> None:
     """Raise UserError unless a file of vectors can be written at a path."""
     if not is_vectors_file(path) or not ("://" in os.fspath(path) or epath.Path(path).parent.is_dir()):
         raise UserError(f"--output={path} should be a {SUFFIX} file in a folder that exists")
@@ -160,14 +160,14 @@ class NameVectors:
         if len(self.descriptions) not in (0, count):
             raise ValueError(f"its descriptions do not fit its {count} names")
 
-    def write(self, path: str | os.PathLike) -> None:
+    def write(self, path: PathLike) -> None:
         """Write the vectors to a .safetensors file, which is replaced whole."""
         place = epath.Path(path)
         content = save(self.arrays(), {_ABOUT: replace(self, sha256="").about()})
         Folder(place.parent).write_bytes(place.name, content)
 
 
-def read_name_vectors(path: str | os.PathLike) -> NameVectors:
+def read_name_vectors(path: PathLike) -> NameVectors:
     """Return the vectors in a file of `NameVectors.write`; UserError if it is missing, damaged or another file."""
     with damage_explained(path):
         content = read_bytes(path)
@@ -178,7 +178,7 @@ def read_name_vectors(path: str | os.PathLike) -> NameVectors:
     return replace(loaded, sha256=hashlib.sha256(content).hexdigest())
 
 
-def read_classes(path: str | os.PathLike) -> tuple[str, ...]:
+def read_classes(path: PathLike) -> tuple[str, ...]:
     """Return the names in a list of names, or in a file of vectors; UserError if it is missing or damaged."""
     if is_vectors_file(path):
         return read_name_vectors(path).names

@@ -26,7 +26,7 @@ from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_text
+from mlmoe_jax.runtime.files import PathLike, damage_explained, read_text
 from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import compose
 
@@ -80,7 +80,7 @@ class Suggestion(NamedTuple):
         return bool(self.answer) or further or not self.cells.get("score", "").strip()
 
 
-def correct_labels(split: Split, path: str | os.PathLike) -> Split:
+def correct_labels(split: Split, path: PathLike) -> Split:
     """Return a split in which the accepted corrections of a file replace label codes.
 
     Raises UserError if the file is missing or invalid, an accepted row names an image or a label that the split does
@@ -112,7 +112,7 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     return replace(split, labels=labels, usage=(*split.usage, usage))
 
 
-def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]]:
+def read_answers(path: PathLike) -> list[tuple[Suggestion, bool | None]]:
     """Return the rows of a file of corrections, each with whether it is accepted, None without an answer.
 
     Raises UserError if the file is missing or invalid.
@@ -130,7 +130,7 @@ def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]
     return answers
 
 
-def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
+def read_suggestions(path: PathLike) -> list[Suggestion]:
     """Return the rows of a file of suggestions, which may be in an object store.
 
     A program for spreadsheets may have written it: with a byte order mark, another separator, or without the empty

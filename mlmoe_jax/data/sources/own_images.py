@@ -24,7 +24,7 @@ from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained
+from mlmoe_jax.runtime.files import PathLike, damage_explained
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
@@ -90,7 +90,7 @@ def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
     return read_classes(path)
 
 
-def refuse_spreadsheet(path: str | os.PathLike) -> None:
+def refuse_spreadsheet(path: PathLike) -> None:
     """Raise UserError if a path has the suffix of a spreadsheet program."""
     if os.fspath(path).lower().endswith(SPREADSHEETS):
         raise UserError(f"{path} is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited")

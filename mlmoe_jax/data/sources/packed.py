@@ -16,7 +16,6 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +35,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import (
     MIB,
     MOST_TEXT,
+    PathLike,
     cache_folder,
     damage_explained,
     file_sha256,
@@ -91,7 +91,7 @@ class Manifest:
     splits: dict[str, list[PackedFile]]
 
 
-def read_manifest(root: str | os.PathLike) -> Manifest:
+def read_manifest(root: PathLike) -> Manifest:
     """Read the manifest in a folder; UserError if it is not a packed data set or is incomplete."""
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
@@ -106,7 +106,7 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
         return Manifest(folder, str(content["source"]), tuple(map(str, content["classes"])), splits)
 
 
-def open_packed(root: str | os.PathLike, split: str) -> Split:
+def open_packed(root: PathLike, split: str) -> Split:
     """Open a split of a packed data set. Its ids, labels and classes are equal to the original data set.
 
     `root` is a local folder, or an address such as gs://. Raises UserError if it is not a packed data set, the split is
@@ -128,7 +128,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
         return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images, *groups)
 
 
-def verify(root: str | os.PathLike) -> Iterator[str]:
+def verify(root: PathLike) -> Iterator[str]:
     """Compare every file of a packed data set with its sha256 in the manifest.
 
     For each file, yield a sentence if it is damaged or missing, and "" if it is intact. On an object store, files are

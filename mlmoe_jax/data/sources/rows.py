@@ -22,6 +22,7 @@ from mlmoe_jax.data.names import label_problem, require_names, split_key
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
@@ -95,9 +96,9 @@ class Listing:
       splits: names of all splits that are used.
     """
 
-    path: str | os.PathLike
+    path: PathLike
     split: str
-    folder: str | os.PathLike
+    folder: PathLike
     train_split: str = ""
     splits: Sequence[str] = ()
 

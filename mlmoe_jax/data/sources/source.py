@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import read_bytes
+from mlmoe_jax.runtime.files import PathLike, read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
 DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the working directory
@@ -55,7 +55,7 @@ class Published:
     address: str
     section: str
 
-    def folder(self, root: str | os.PathLike = "") -> Path:
+    def folder(self, root: PathLike = "") -> Path:
         """Return the folder of the data set; UserError if it does not exist.
 
         It is `root`, or if that is empty $MLMOE_DATA/NAME, or data/NAME if the variable MLMOE_DATA is not set.

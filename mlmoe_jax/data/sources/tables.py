@@ -54,7 +54,7 @@ from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
-from mlmoe_jax.runtime.files import open_text
+from mlmoe_jax.runtime.files import PathLike, open_text
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 CODE_OF_CELL = {
@@ -120,7 +120,7 @@ def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> Ima
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
-def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
+def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike) -> int:
     """Return the index of a column in `header`, in any case; UserError without it, with the key or list `named_by`."""
     if (column := find_name(header, name)) is None:
         marks = [mark for mark in ";\t|" if len(header) == 1 and mark in header[0]]
@@ -233,7 +233,7 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 def whole_rows(
     reader: Any,
     header: Sequence[str],
-    path: str | os.PathLike,
+    path: PathLike,
     usage: Usage | None = None,
     columns: Collection[int] = (),
 ) -> Iterator[tuple[int, list[str]]]:
@@ -273,7 +273,7 @@ def whole_rows(
         )
 
 
-def read_columns(text: str, names: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, tuple[str, ...]]]:
+def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield (line number, cells of the columns `names`) of each row of a CSV table; UserError if one is missing."""
     reader = csv.reader(text.splitlines())
     header = _read_header(reader, path)

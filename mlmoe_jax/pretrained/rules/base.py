@@ -111,6 +111,7 @@ class Rule:
         return template.format(**match.groupdict()) if match else None
 
 
+Rules = tuple[Rule, ...]
 _PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")
 
 
@@ -158,7 +159,7 @@ class Layout:
 
     name: str
     marker: str
-    rules: tuple[Rule, ...]
+    rules: Rules
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     ignored_for_backbone: tuple[str, ...] = ()
@@ -185,14 +186,14 @@ class Layout:
         return replace(self, rules=rules, ignored=ignored, optional=optional, ignored_for_backbone=())
 
 
-def nest(rules: tuple[Rule, ...], pattern_prefix: str, target_prefix: str) -> tuple[Rule, ...]:
+def nest(rules: Rules, pattern_prefix: str, target_prefix: str) -> Rules:
     """Return the rules with `pattern_prefix` before each pattern and `target_prefix` before each target."""
     return tuple(
         replace(rule, pattern=pattern_prefix + rule.pattern, target=target_prefix + rule.target) for rule in rules
     )
 
 
-def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
+def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> Rules:
     """Return the rules of a PyTorch layer with a weight and, if `bias`, a bias; `pattern` is the regex of its name."""
     weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", kernel)
     return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, norm_rules
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, Rules, invertible, linear_rules, norm_rules
 
 COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
 
@@ -12,7 +12,7 @@ conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda val
 _conv = partial(linear_rules, kernel=conv_kernel)
 
 
-def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
+def batch_norm_rules(pattern: str, target: str) -> Rules:
     """Return the rules of a batch normalization layer: its scale, bias and running statistics."""
     return (
         *norm_rules(pattern, target),
@@ -21,7 +21,7 @@ def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
     )
 
 
-def torchvision_resnet_rules() -> tuple[Rule, ...]:
+def torchvision_resnet_rules() -> Rules:
     """Return the rules of the ResNets of torchvision and timm, which number stages from 1."""
     rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm_rules("bn1", "stem/norm")]
     for stage in range(4):
@@ -33,7 +33,7 @@ def torchvision_resnet_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _hugging_face_resnet() -> tuple[Rule, ...]:
+def _hugging_face_resnet() -> Rules:
     pattern, target = r"encoder\.stages\.(\d+)\.layers\.(\d+)", r"stages/\1/\2"
     targets = {
         r"embedder\.embedder": ("stem/conv", "stem/norm"),
@@ -50,7 +50,7 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
     )
 
 
-def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
+def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> Rules:
     """Return the rules of a ConvNeXt block, without its layer scale; `names` as `layers` of `_convnext`."""
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
@@ -61,7 +61,7 @@ def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str])
     )
 
 
-def torchvision_convnext_rules() -> tuple[Rule, ...]:
+def torchvision_convnext_rules() -> Rules:
     """Return the rules of torchvision's ConvNeXt, where downsampling layers and stages alternate in one list."""
     rules = [*_conv(r"features\.0\.0", "stem/conv"), *norm_rules(r"features\.0\.1", "stem/norm")]
     for stage in range(4):
@@ -77,7 +77,7 @@ def torchvision_convnext_rules() -> tuple[Rule, ...]:
 
 def _convnext(
     *, stem: tuple[str, str], down: str, block: str, layers: tuple[str, str, str, str], scale: str, norm: str
-) -> tuple[Rule, ...]:
+) -> Rules:
     """Return the rules of a ConvNeXt layout that numbers stages from 0.
 
     Args:

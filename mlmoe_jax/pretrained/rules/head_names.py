@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, nest, norm_rules, transpose
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, Rules, invertible, linear_rules, nest, norm_rules, transpose
 from mlmoe_jax.pretrained.rules.cnn_names import COUNTERS, batch_norm_rules, torchvision_resnet_rules
 
 # [out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out].
@@ -14,7 +14,7 @@ label_kernel = invertible(lambda tensor: tensor.squeeze(0)[..., None], lambda va
 label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value: value[None])
 
 
-def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
+def attention_rules(pattern: str, target: str) -> Rules:
     """Return the rules of a torch.nn.MultiheadAttention, in which one matrix holds queries, keys and values."""
     return (
         Rule(rf"{pattern}\.in_proj_weight", f"{target}/qkv/kernel", transpose),
@@ -23,7 +23,7 @@ def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
     )
 
 
-def transformer_rules(pattern: str, target: str, **attentions: str) -> tuple[Rule, ...]:
+def transformer_rules(pattern: str, target: str, **attentions: str) -> Rules:
     """Return the rules of the layers of a torch.nn.TransformerEncoder or TransformerDecoder.
 
     `pattern` is the regex of its name, and `attentions` have our name of each attention by its name there.
@@ -79,7 +79,7 @@ ML_DECODER_HEAD = Layout("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_
 _INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
 
 
-def sequential_resnet_rules() -> tuple[Rule, ...]:
+def sequential_resnet_rules() -> Rules:
     """Return the rules of a ResNet with the layers of torchvision, named as there or by their index in a Sequential."""
     rules = []
     for rule in torchvision_resnet_rules():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, nest, norm_rules, token_set
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, Rules, invertible, linear_rules, nest, norm_rules, token_set
 from mlmoe_jax.pretrained.rules.vit_names import CHUNKED_BLOCK, fuse_rules, patch_rules, timm_rules
 
 # ------------------------------------------------------------------------------------------------------- transforms
@@ -19,7 +19,7 @@ def join_heads(tensor: np.ndarray) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT
-def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _ml_vpt(backbone: Rules) -> Rules:
     return (
         *nest(backbone, r"img_encoder\.", "backbone/"),
         *nest(_deep_prompts(), r"img_encoder\.", ""),
@@ -32,7 +32,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
     )
 
 
-def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
+def _routed_classifier(pattern: str, target: str) -> Rules:
     """Return the rules of the gate and the classifier of one group of experts, `target` in the head."""
     return (
         # Row e·K + k of a gate is entry [e,k] of [M,K].
@@ -43,7 +43,7 @@ def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
     )
 
 
-def _deep_prompts() -> tuple[Rule, ...]:
+def _deep_prompts() -> Rules:
     """Return the rules of deep prompts: one tensor for block 0, and one for all other blocks."""
     first = Rule("prompt_embeddings", "prompts/deep", token_set, index=(0,), axes=(0,), size=1)
     return first, replace(first, pattern="deep_prompt_embeddings", index=(1,), size=None)
@@ -55,7 +55,7 @@ ML_VPT = Layout("ml_vpt", "adapt_experts.W1", _ml_vpt(timm_rules()))
 
 
 # ------------------------------------------------------------------------------------------- VPT, E2VPT and GateVPT
-def vpt_rules() -> tuple[Rule, ...]:
+def vpt_rules() -> Rules:
     """Return the rules of the ViT that is pretrained with labels, as the code of VPT and E2VPT names it."""
     layer = r"encoder\.layer\.(\d+)"
     return (
@@ -71,7 +71,7 @@ def vpt_rules() -> tuple[Rule, ...]:
     )
 
 
-def _key_values(attention: str) -> tuple[Rule, ...]:
+def _key_values(attention: str) -> Rules:
     """Return the rules of E2VPT's prompt keys and values. They share one tensor per block, or each has its own.
 
     `attention` is the regex of the attention layer's name, with the block as its group.
@@ -93,10 +93,10 @@ _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"
 def _layouts(
     end: str,
     prefix: str,
-    backbone: tuple[Rule, ...],
+    backbone: Rules,
     attention: str,
     *,
-    shallow: tuple[Rule, ...] = _SHALLOW,
+    shallow: Rules = _SHALLOW,
     marker: str = "prompt_embeddings",
     required: tuple[str, ...] = (),
 ) -> tuple[Layout, Layout]:
@@ -119,7 +119,7 @@ def _layouts(
     common["required"] = tuple(f"{prefix}{name}" for name in required)
     pattern = prefix.replace(".", r"\.")
 
-    def layout(name: str, marker: str, prompts: tuple[Rule, ...]) -> Layout:
+    def layout(name: str, marker: str, prompts: Rules) -> Layout:
         rules = (*nest((*backbone, *prompts), pattern, ""), *head)
         return Layout(f"{name}{end}", f"{prefix}{marker}", rules, **common)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mlmoe_jax.models.text.tower import TOKEN_TABLE
-from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules, nest, norm_rules, transpose
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, Rules, linear_rules, nest, norm_rules, transpose
 from mlmoe_jax.pretrained.rules.vit_names import FLAX_NAMES, flax_block_rules, hugging_face_blocks, openclip_blocks
 
 SCALE, BIAS, PROJECTION = "similarity/scale", "similarity/bias", "similarity/projection"
@@ -19,7 +19,7 @@ def as_inverse(tensor: np.ndarray) -> np.ndarray:
     return (1 / tensor.astype(np.float32)).reshape(())
 
 
-def _hugging_face_tower() -> tuple[Rule, ...]:
+def _hugging_face_tower() -> Rules:
     """Return the rules that the text towers of CLIP and SigLIP in transformers have in common."""
     tower = (
         Rule(r"embeddings\.token_embedding\.weight", TOKEN_TABLE),

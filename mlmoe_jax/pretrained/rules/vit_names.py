@@ -6,6 +6,7 @@ import numpy as np
 from mlmoe_jax.pretrained.rules.base import (
     Layout,
     Rule,
+    Rules,
     Transform,
     flatten_rows,
     identity,
@@ -22,7 +23,7 @@ from mlmoe_jax.pretrained.rules.head_names import attention_rules
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
-def patch_rules(pattern: str) -> tuple[Rule, ...]:
+def patch_rules(pattern: str) -> Rules:
     """Return the rules of the convolution of a patch embedding in PyTorch; `pattern` is the regex of its name."""
     return linear_rules(pattern, "patch_embed", kernel=patch_kernel)
 
@@ -35,7 +36,7 @@ def fuse_rules(
     *,
     names: tuple[str, ...] = ("query", "key", "value"),
     target: str = r"blocks/\1/attn/qkv",
-) -> tuple[Rule, ...]:
+) -> Rules:
     """Return the rules that concatenate separate layers, by default queries, keys and values, to one layer.
 
     Args:
@@ -54,7 +55,7 @@ def fuse_rules(
 
 def timm_rules(
     mask_token: bool = True, positions: Transform = identity, block: str = BLOCK, norm_name: str = "norm"
-) -> tuple[Rule, ...]:
+) -> Rules:
     """Return the rules of the ViTs of timm, and of the repositories of DINOv2, MAE, MoCo v3 and TIPS.
 
     Args:
@@ -78,7 +79,7 @@ def timm_rules(
     )
 
 
-def _hugging_face() -> tuple[Rule, ...]:
+def _hugging_face() -> Rules:
     """Return the common rules of Dinov2, Dinov2WithRegisters, ViT and ViT-MAE in transformers.
 
     One set of rules is enough, because no name means different tensors in two of these models.
@@ -100,7 +101,7 @@ def _hugging_face() -> tuple[Rule, ...]:
     )
 
 
-def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> tuple[Rule, ...]:
+def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> Rules:
     """Return the rules of a transformer's blocks in Flax, with the names of the attention, second norm and MLP.
 
     `block` is the regex of a block's name, with the index of the block as its only group.
@@ -123,7 +124,7 @@ def flax_block_rules(block: str, attention: str, norm2: str, mlp: str) -> tuple[
     )
 
 
-def _augreg() -> tuple[Rule, ...]:
+def _augreg() -> Rules:
     names = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
     return (
         Rule("cls", "cls_token"),
@@ -161,7 +162,7 @@ AUGREG = Layout("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.
 FLAX_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 
 
-def _scenic() -> tuple[Rule, ...]:
+def _scenic() -> Rules:
     """Return the rules of the vision tower of TIPSv2 in the files for JAX, with two class tokens in one tensor.
 
     The position of the first is added to it.
@@ -203,7 +204,7 @@ def drop_key_bias(tensor: np.ndarray) -> np.ndarray:
     return np.concatenate([query, value])
 
 
-def _tokens(prefix: str, registers: str, to_mask: Transform) -> tuple[Rule, ...]:
+def _tokens(prefix: str, registers: str, to_mask: Transform) -> Rules:
     return (
         Rule(f"{prefix}cls_token", "cls_token"),
         Rule(f"{prefix}mask_token", "mask_token", to_mask),
@@ -259,7 +260,7 @@ def as_position_table(tensor: np.ndarray) -> np.ndarray:
     return tensor[None]
 
 
-def hugging_face_blocks() -> tuple[Rule, ...]:
+def hugging_face_blocks() -> Rules:
     """Return the rules of the blocks that all towers of CLIP and SigLIP in transformers have in common."""
     layer = r"encoder\.layers\.(\d+)"
     return (
@@ -270,7 +271,7 @@ def hugging_face_blocks() -> tuple[Rule, ...]:
     )
 
 
-def _hugging_face_tower() -> tuple[Rule, ...]:
+def _hugging_face_tower() -> Rules:
     """Return the rules that the vision towers of CLIP and SigLIP in transformers have in common."""
     return (
         *patch_rules(r"embeddings\.patch_embedding"),
@@ -294,7 +295,7 @@ HUGGING_FACE_CLIP = Layout(
 )
 
 
-def openclip_blocks() -> tuple[Rule, ...]:
+def openclip_blocks() -> Rules:
     """Return the rules of the blocks that both towers of CLIP have in common in OpenCLIP, and in OpenAI's code."""
     block = r"transformer\.resblocks\.(\d+)"
     return (
