@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float32
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.files import cache_folder, damage_explained
 from mlmoe_jax.runtime.storage import atomic_file
 
@@ -84,7 +85,7 @@ class FeatureTable:
         self._save(part, READ, read)
         _mapped.cache_clear()  # the files may be new versions of mapped files
 
-    def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
+    def __getitem__(self, row: int) -> Arrays | None:
         """Return the features of image `row` by kind, in the dtype of `kinds`; None if the image could not be read.
 
         Raises UserError if a file is damaged.
@@ -101,7 +102,7 @@ class FeatureTable:
         features = np.stack([row[kind] for row in rows if row]).astype(np.float32)
         return features, np.array([row is not None for row in rows])
 
-    def blank(self) -> dict[str, np.ndarray]:
+    def blank(self) -> Arrays:
         """Return zeros with the shapes and dtypes of the features of one image, for padding."""
         return {kind: np.zeros(shape, dtype) for kind, (shape, dtype) in self.kinds.items()}
 

@@ -14,6 +14,7 @@ from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.names import require_names
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.array_types import Arrays
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
@@ -126,7 +127,7 @@ class SkippedImages:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def watch(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+    def watch(self, batches: Iterator[Arrays]) -> Iterator[Arrays]:
         """Yield the batches unchanged, and add the images that were skipped in them."""
         for batch in batches:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)

@@ -21,6 +21,7 @@ from mlmoe_jax.models.apply import make_feature_step
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, megabytes, status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -61,7 +62,7 @@ class FeatureExtractor:
         outputs = jax.eval_shape(self.step, self.values, batch)
         return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 
-    def batches(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
+    def batches(self, split: Split) -> Iterator[Arrays]:
         """Yield the features [n,…] of the n images of each batch by name, in the order of the split, and `mask` f32[n].
 
         If `data.bad_images` is "skip", images that cannot be read have `mask` 0.
@@ -95,7 +96,7 @@ class FeatureExtractor:
         """Compute and write parts of a feature table, by their numbers. A batch may hold images of several parts."""
         rows = {part: table.list_rows(part) for part in missing}
         batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
-        pending: list[dict[str, np.ndarray]] = []
+        pending: list[Arrays] = []
         for part, part_rows in rows.items():
             size = len(part_rows)
             while sum(len(batch["mask"]) for batch in pending) < size:

@@ -25,6 +25,7 @@ from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresho
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.progress import Progress, status
@@ -57,7 +58,7 @@ class LabeledImage:
     labels: tuple[str, ...] = ()
     scores: dict[str, float] | None = None
     error: str = ""
-    gates: dict[str, np.ndarray] | None = field(default=None, compare=False)
+    gates: Arrays | None = field(default=None, compare=False)
     ranks: dict[str, float] | None = None
 
 
@@ -275,7 +276,7 @@ class Predictor:
         name: str,
         logits: np.ndarray,
         top_k: int | None = None,
-        gates: dict[str, np.ndarray] | None = None,
+        gates: Arrays | None = None,
         ranks: Ranks | None = None,
     ) -> LabeledImage:
         """Return the prediction for one image, from its logits f32[K].

@@ -23,6 +23,7 @@ from mlmoe_jax.pretrained.rules.vit_names import VIT_LAYOUTS
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import Unreadable
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.files import damage_explained, open_regular
 from mlmoe_jax.runtime.formats import read_npz
 
@@ -69,7 +70,7 @@ class MappedFile:
     path: Path
     layout: Layout
     wrapper: str
-    values: dict[str, np.ndarray]
+    values: Arrays
     may_reshape: frozenset[str]
     unused: tuple[str, ...]
 
@@ -77,7 +78,7 @@ class MappedFile:
         return f"{self.path} ({self.layout.name} layout)"
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
+def read_tensors(path: Path) -> Arrays:
     """Return all tensors of a weights file by name; UserError if it cannot be read."""
     if not path.name.endswith(_SUFFIXES):
         raise UserError(f"weights are read from {', '.join(_SUFFIXES)} files, not from {path.name}")
@@ -171,7 +172,7 @@ def find_wrapper(names: Collection[str], layout: Layout) -> str | None:
     return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 
-def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> MappedFile:
+def apply_rules(path: Path, tensors: Arrays, layout: Layout) -> MappedFile:
     """Convert tensors by the rules of a layout. Tensors whose names lack the common prefix are listed as unused."""
     pieces: dict[str, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
     rules: dict[str, Rule] = {}
@@ -230,7 +231,7 @@ def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]
     return np.concatenate([join_pieces(rows[number], axes[1:]) for number in sorted(rows)], axis=axes[0])
 
 
-def _find_mismatches(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
+def _find_mismatches(values: Arrays, shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
     """Return a phrase for each difference between the arrays of a file and the shapes of a model, by parameter path."""
     layout = mapped.layout
     lacking = sorted(set(shapes) - set(values))

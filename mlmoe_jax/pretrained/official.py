@@ -32,6 +32,7 @@ from mlmoe_jax.models.query_decoder import STYLES
 from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map_file, recognize
 from mlmoe_jax.pretrained.rules.base import INVERSES, Layout, Rule
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.storage import atomic_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
@@ -162,7 +163,7 @@ def require_writable(path: Path) -> None:
         raise UserError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
+def official_tensors(model: nnx.Module) -> tuple[Layout, Arrays]:
     """Return the layout of the authors' code that fits a whole model, and the parameters as tensor name -> f32.
 
     Importing these tensors restores the parameters. E2VPT's prompt keys and values cannot be exported, because their
@@ -185,7 +186,7 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
     raise UserError("no layout of the authors' code has names for all parameters of this model and the same pooling")
 
 
-def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+def _name_tensors(layout: Layout, values: Arrays) -> Arrays | None:
     """Return tensor name -> array for the parameters `values`; None if the layout has no name for a parameter."""
     tensors = {}
     for path, value in values.items():

@@ -27,6 +27,7 @@ from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import layer_path
 from mlmoe_jax.pretrained.load import MappedFile, apply_rules, fill, read_tensors
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, linear_rules
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.files import MIB, damage_explained, open_regular
 from mlmoe_jax.runtime.storage import atomic_folder
 
@@ -145,7 +146,7 @@ def _find_unreadable_option(options: Mapping[str, Any]) -> str:
     return ""
 
 
-def _by_layer(path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _by_layer(path: Path) -> tuple[Arrays, Arrays]:
     """Return the `tensors` and the `classifier` of a `PeftAdapter` in a folder.
 
     Raises UserError if a tensor is not finite, belongs to an unknown layer, or is not there in all blocks.
@@ -194,7 +195,7 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
     return filled
 
 
-def _fill(module: nnx.Module, place: str, adapter: PeftAdapter, tensors: dict[str, np.ndarray]) -> list[str]:
+def _fill(module: nnx.Module, place: str, adapter: PeftAdapter, tensors: Arrays) -> list[str]:
     """Fill the part of a model at the path `place`, and return the paths of the filled parameters."""
     report = fill(module, MappedFile(adapter.path / TENSORS, _LAYOUT, "", tensors, frozenset(), ()))
     return [f"{place}/{name}" for name in report.loaded]
@@ -271,7 +272,7 @@ def _transformers_names(shape: ViTShape) -> tuple[str, str]:
     return "dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer"
 
 
-def _update_parts(model: Classifier, name: str, layer: str) -> dict[str, np.ndarray]:
+def _update_parts(model: Classifier, name: str, layer: str) -> Arrays:
     """Return PEFT's name -> f32[L,…] of the adapter's arrays for a layer."""
     update = getattr(model.adapters[name], layer)
     parts = {end: np.asarray(getattr(update, part)[...]) for end, part in _PARTS.items() if hasattr(update, part)}
@@ -280,7 +281,7 @@ def _update_parts(model: Classifier, name: str, layer: str) -> dict[str, np.ndar
     return parts
 
 
-def _classifier_tensors(model: Classifier, inputs: int) -> dict[str, np.ndarray]:
+def _classifier_tensors(model: Classifier, inputs: int) -> Arrays:
     """Return `weight` and `bias` of the classifier of transformers; {} if the head reads more than the class token.
 
     If the classifier also reads the mean of the patches (2D `inputs`), the weights of that mean are 0.

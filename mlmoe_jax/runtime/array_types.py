@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+Arrays = dict[str, np.ndarray]  # by name
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
+from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -20,7 +20,7 @@ MOST_AHEAD = 2  # steps of training that the host runs ahead of the device
 
 
 def device_batches(
-    loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, progress: Progress | None = None
+    loader: Iterator[Arrays], mesh: Mesh, progress: Progress | None = None
 ) -> Iterator[dict[str, jax.Array]]:
     """Yield a loader's batches as global arrays on the mesh, the next one in transfer while one is used.
 
@@ -56,7 +56,7 @@ class RunAhead:
 
 def run_batches(
     step: Callable[[dict[str, jax.Array]], Any],
-    loader: Iterator[dict[str, np.ndarray]],
+    loader: Iterator[Arrays],
     mesh: Mesh,
     *,
     advice: str,
