@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -115,7 +116,6 @@ def encode_names(
     if entry.contrast:
         groups.append([_PLACE.sub("", template).strip() for template in templates])
     vectors, similarity = _encode_groups(backbone, groups, weights)
-    bias, projection = similarity.bias, similarity.projection
     return NameVectors(
         names=tuple(label.name for label in labels),
         vectors=vectors[: len(labels)],
@@ -124,9 +124,7 @@ def encode_names(
         templates=templates,
         descriptions=tuple(label.descriptions for label in labels),
         fingerprint=_fingerprint(backbone, weights),
-        scale=float(similarity.scale[...]),
-        bias=0.0 if bias is None else float(bias[...]),
-        projection=None if projection is None else np.asarray(projection[...]),
+        **_comparison(similarity),
     )
 
 
@@ -137,6 +135,16 @@ def _encode_groups(
     encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
     ends = np.cumsum([len(group) for group in groups])[:-1]
     return np.stack([mean_direction(part) for part in np.split(encoded, ends)]), similarity
+
+
+def _comparison(similarity: Similarity) -> dict[str, Any]:
+    """Return the scale, the bias and the projection of a family, as attributes of `NameVectors`."""
+    bias, projection = similarity.bias, similarity.projection
+    return {
+        "scale": float(similarity.scale[...]),
+        "bias": 0.0 if bias is None else float(bias[...]),
+        "projection": None if projection is None else np.asarray(projection[...]),
+    }
 
 
 def encode_texts(

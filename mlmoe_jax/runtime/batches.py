@@ -16,7 +16,7 @@ from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.sharding import shard_batch
 
 STEPS_IN_FLIGHT = 1  # steps dispatched after the step whose output is transferred, so that the device is never idle
-MOST_AHEAD = 2  # steps of training that the host runs ahead of the device
+STEPS_AHEAD = 2  # steps of training that the host runs ahead of the device
 
 
 def device_batches(
@@ -37,7 +37,7 @@ def device_batches(
 
 
 class RunAhead:
-    """A limit for asynchronous dispatch: the host runs at most MOST_AHEAD steps ahead of the device.
+    """A limit for asynchronous dispatch: the host runs at most STEPS_AHEAD steps ahead of the device.
 
     With 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would
     queue steps until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
@@ -48,9 +48,9 @@ class RunAhead:
         self._results = deque()
 
     def add(self, result: Any) -> None:
-        """Record the result of a newly dispatched step, and block until the one MOST_AHEAD steps earlier is ready."""
+        """Record the result of a newly dispatched step, and block until the one STEPS_AHEAD steps earlier is ready."""
         self._results.append(result)
-        if len(self._results) > MOST_AHEAD:
+        if len(self._results) > STEPS_AHEAD:
             jax.block_until_ready(self._results.popleft())
 
 

@@ -121,9 +121,7 @@ def _receive(address: str, path: Path) -> None:
         if response.status != http.client.PARTIAL_CONTENT:
             offset = 0
             _start(path, response)
-        elif not (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-") or (
-            _version(response) not in ("", version)  # they may ignore If-Range
-        ):
+        elif not _continues(response, offset) or _version(response) not in ("", version):  # they may ignore If-Range
             remove_download(path)
             raise NoAnswer("the file has changed")
         total = offset + response.length if response.length else 0
@@ -141,6 +139,10 @@ def _start(path: Path, response: http.client.HTTPResponse) -> None:
         raise Refused("the response is a web page and not a file")
     remove_download(path)  # first, so that old bytes never stand beside a new version
     Folder(path.parent).write_text(_version_file(path).name, _version(response))
+
+
+def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
+    return (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
 
 
 def _version(response: http.client.HTTPResponse) -> str:

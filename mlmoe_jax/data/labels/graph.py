@@ -73,8 +73,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
 
     Raises UserError if the file cannot be read or has another format, or it has none of the words of a label.
     """
-    lowered = [name.lower().replace("_", " ").split() for name in names]
-    words_by_name = [[part for word in words for part in COMPOUNDS.get(word, (word,))] for words in lowered]
+    words_by_name = [_words(name) for name in names]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
     word_vectors = _read_vectors(path, needed)
     vectors, unknown = [], []
@@ -135,6 +134,11 @@ def as_long_as_glove(vectors: Float[np.ndarray, "k d"]) -> Float32[np.ndarray, "
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
     return (unit * GLOVE_DEVIATION * np.sqrt(vectors.shape[1])).astype(np.float32)
+
+
+def _words(name: str) -> list[str]:
+    words = name.lower().replace("_", " ").split()
+    return [part for word in words for part in COMPOUNDS.get(word, (word,))]
 
 
 def _read_vectors(path: str | Path, words: set[str]) -> dict[str, Floats]:

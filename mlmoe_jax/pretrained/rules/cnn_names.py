@@ -124,7 +124,6 @@ _HUGGING_FACE_CONVNEXT = _convnext(
     norm="layernorm",
 )
 
-OWN_CNN = Layout("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),))
 TORCHVISION_RESNET = Layout(
     "torchvision_resnet", "layer1.0.conv1.weight", torchvision_resnet_rules(), ignored=(COUNTERS, r"fc\..*")
 )
@@ -136,13 +135,6 @@ HUGGING_FACE_RESNET = Layout(
 )
 TORCHVISION_CONVNEXT = Layout(
     "torchvision_convnext", "features.1.0.layer_scale", torchvision_convnext_rules(), ignored=(r"classifier\.2\..*",)
-)
-ORIGINAL_CONVNEXT = Layout(
-    "original_convnext", "downsample_layers.0.0.weight", _ORIGINAL_CONVNEXT, ignored=(r"head\..*",)
-)
-TIMM_CONVNEXT = Layout("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
-HUGGING_FACE_CONVNEXT = Layout(
-    "hugging_face_convnext", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT, ignored=(r"classifier\..*",)
 )
 
 # EfficientNet and EfficientNet-Lite in PyTorch (`efficientnet_pytorch`, `efficientnet_lite_pytorch`).
@@ -168,12 +160,17 @@ EFFICIENTNET = Layout(
 )
 
 CNN_LAYOUTS = (
-    OWN_CNN,
+    Layout("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),)),
     TORCHVISION_RESNET,
     HUGGING_FACE_RESNET,
     TORCHVISION_CONVNEXT,
-    ORIGINAL_CONVNEXT,
-    TIMM_CONVNEXT,
-    HUGGING_FACE_CONVNEXT,
+    Layout("original_convnext", "downsample_layers.0.0.weight", _ORIGINAL_CONVNEXT, ignored=(r"head\..*",)),
+    Layout("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",)),
+    Layout(
+        "hugging_face_convnext",
+        "embeddings.patch_embeddings.weight",
+        _HUGGING_FACE_CONVNEXT,
+        ignored=(r"classifier\..*",),
+    ),
     EFFICIENTNET,
 )

@@ -65,12 +65,6 @@ Q2L_LAYOUT = Layout(
     # The table of sines for the authors' map size; this package computes the sines for each map size.
     ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
 )
-ML_DECODER_RESNET = Layout(
-    "ml_decoder_resnet",
-    "fc.decoder.duplicate_pooling",
-    (*nest(torchvision_resnet_rules(), "", "backbone/"), *nest(_ML_DECODER_RULES, r"fc\.", "")),
-    ignored=(COUNTERS,),
-)
 ML_DECODER_HEAD = Layout("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_RULES)
 
 
@@ -92,28 +86,37 @@ def sequential_resnet_rules() -> Rules:
 _pointwise = partial(linear_rules, kernel=lambda tensor: tensor.reshape(tensor.shape[:2]).T)
 _BACKBONE = nest(sequential_resnet_rules(), r"features\.", "backbone/")
 
-# `A` is the adjacency matrix before normalization; the model computes it from the label counts.
-ML_GCN = Layout(
-    "ml_gcn", "gc1.weight", (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")), ignored=(COUNTERS, "A")
-)
-ADD_GCN = Layout(
-    "add_gcn",
-    "conv_transform.weight",
-    (
-        *_BACKBONE,
-        *_pointwise("fc", "head/map_classifier", bias=False),
-        *_pointwise("conv_transform", "head/transform"),
-        *_pointwise(r"gcn\.static_adj\.0", "head/graph/static_graph", bias=False),
-        *_pointwise(r"gcn\.static_weight\.0", "head/graph/static"),
-        *_pointwise(r"gcn\.conv_global", "head/graph/context"),
-        *batch_norm_rules(r"gcn\.bn_global", "head/graph/context_norm"),
-        *_pointwise(r"gcn\.conv_create_co_mat", "head/graph/relation"),
-        *_pointwise(r"gcn\.dynamic_weight", "head/graph/dynamic"),
-        # One classifier per label, [K, D, 1] -> [K, D].
-        Rule(r"last_linear\.weight", "head/classifier/kernel", lambda tensor: tensor.squeeze(2)),
-        Rule(r"last_linear\.bias", "head/classifier/bias"),
+HEAD_LAYOUTS = (
+    Q2L_LAYOUT,
+    Layout(
+        "ml_decoder_resnet",
+        "fc.decoder.duplicate_pooling",
+        (*nest(torchvision_resnet_rules(), "", "backbone/"), *nest(_ML_DECODER_RULES, r"fc\.", "")),
+        ignored=(COUNTERS,),
     ),
-    ignored=(COUNTERS, "mask_mat"),
-    sorted_labels=True,
+    ML_DECODER_HEAD,
+    # `A` is the adjacency matrix before normalization; the model computes it from the label counts.
+    Layout(
+        "ml_gcn", "gc1.weight", (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")), ignored=(COUNTERS, "A")
+    ),
+    Layout(
+        "add_gcn",
+        "conv_transform.weight",
+        (
+            *_BACKBONE,
+            *_pointwise("fc", "head/map_classifier", bias=False),
+            *_pointwise("conv_transform", "head/transform"),
+            *_pointwise(r"gcn\.static_adj\.0", "head/graph/static_graph", bias=False),
+            *_pointwise(r"gcn\.static_weight\.0", "head/graph/static"),
+            *_pointwise(r"gcn\.conv_global", "head/graph/context"),
+            *batch_norm_rules(r"gcn\.bn_global", "head/graph/context_norm"),
+            *_pointwise(r"gcn\.conv_create_co_mat", "head/graph/relation"),
+            *_pointwise(r"gcn\.dynamic_weight", "head/graph/dynamic"),
+            # One classifier per label, [K, D, 1] -> [K, D].
+            Rule(r"last_linear\.weight", "head/classifier/kernel", lambda tensor: tensor.squeeze(2)),
+            Rule(r"last_linear\.bias", "head/classifier/bias"),
+        ),
+        ignored=(COUNTERS, "mask_mat"),
+        sorted_labels=True,
+    ),
 )
-HEAD_LAYOUTS = (Q2L_LAYOUT, ML_DECODER_RESNET, ML_DECODER_HEAD, ML_GCN, ADD_GCN)

@@ -32,65 +32,63 @@ def _hugging_face_tower() -> Rules:
 
 # The vision tower, and the indices of positions in older files.
 _BESIDE = (r"vision_model\..*", r"text_model\.embeddings\.position_ids")
-HUGGING_FACE_SIGLIP_TEXT = Layout(
-    "hugging_face_siglip_text",
-    "text_model.head.weight",
-    (
-        *_hugging_face_tower(),
-        *linear_rules(r"text_model\.head", "proj"),
-        Rule("logit_bias", BIAS, lambda tensor: tensor.reshape(())),  # [1] or []
-    ),
-    ignored=_BESIDE,
-)
-HUGGING_FACE_CLIP_TEXT = Layout(
-    "hugging_face_clip_text",
-    "text_projection.weight",
-    (
-        *_hugging_face_tower(),
-        Rule(r"text_projection\.weight", "proj/kernel", transpose),
-        Rule(r"visual_projection\.weight", PROJECTION, transpose),
-    ),
-    ignored=_BESIDE,
-)
-OPENCLIP_TEXT = Layout(
-    "openclip_text",
-    "ln_final.weight",
-    (
-        Rule(r"token_embedding\.weight", TOKEN_TABLE),
-        Rule("positional_embedding", "pos_embed"),
-        *openclip_blocks(),
-        *norm_rules("ln_final", "norm"),
-        Rule("text_projection", "proj/kernel"),
-        Rule(r"visual\.proj", PROJECTION),
-        Rule("logit_scale", SCALE, as_scale),
-    ),
-    ignored=(r"visual\..*", "attn_mask", r"input_resolution|context_length|vocab_size"),
-)
 _TIPS = (
     Rule(r"token_embedding\.weight", TOKEN_TABLE),
     *openclip_blocks(),
     *norm_rules("ln_final", "norm"),
     Rule("temperature", SCALE, as_inverse),
 )
-# On the Hub, in one file with the vision tower.
-TIPS_HUB_TEXT = Layout(
-    "tips_hub_text",
-    "text_encoder.ln_final.weight",
-    (*nest(_TIPS[:-1], r"text_encoder\.", ""), _TIPS[-1]),
-    ignored=(r"vision_encoder\..*",),
-)
-TIPS_TEXT = Layout("tips_text", "ln_final.weight", _TIPS, required=("temperature",))
-TIPS_SCENIC_TEXT = Layout(
-    "tips_scenic_text",
-    "token_emb/emb_var",
-    (
-        Rule("token_emb/emb_var", TOKEN_TABLE),
-        *flax_block_rules(r"transformer/encoderblock_(\d+)", *FLAX_NAMES),
-        Rule("text_encoder_norm/(scale|bias)", r"norm/\1"),
-        Rule("temperature_contrastive", SCALE, as_inverse),
-    ),
-)
 TEXT_LAYOUTS = (
-    *(HUGGING_FACE_SIGLIP_TEXT, HUGGING_FACE_CLIP_TEXT),
-    *(TIPS_HUB_TEXT, TIPS_TEXT, TIPS_SCENIC_TEXT, OPENCLIP_TEXT),
+    Layout(
+        "hugging_face_siglip_text",
+        "text_model.head.weight",
+        (
+            *_hugging_face_tower(),
+            *linear_rules(r"text_model\.head", "proj"),
+            Rule("logit_bias", BIAS, lambda tensor: tensor.reshape(())),  # [1] or []
+        ),
+        ignored=_BESIDE,
+    ),
+    Layout(
+        "hugging_face_clip_text",
+        "text_projection.weight",
+        (
+            *_hugging_face_tower(),
+            Rule(r"text_projection\.weight", "proj/kernel", transpose),
+            Rule(r"visual_projection\.weight", PROJECTION, transpose),
+        ),
+        ignored=_BESIDE,
+    ),
+    # On the Hub, in one file with the vision tower.
+    Layout(
+        "tips_hub_text",
+        "text_encoder.ln_final.weight",
+        (*nest(_TIPS[:-1], r"text_encoder\.", ""), _TIPS[-1]),
+        ignored=(r"vision_encoder\..*",),
+    ),
+    Layout("tips_text", "ln_final.weight", _TIPS, required=("temperature",)),
+    Layout(
+        "tips_scenic_text",
+        "token_emb/emb_var",
+        (
+            Rule("token_emb/emb_var", TOKEN_TABLE),
+            *flax_block_rules(r"transformer/encoderblock_(\d+)", *FLAX_NAMES),
+            Rule("text_encoder_norm/(scale|bias)", r"norm/\1"),
+            Rule("temperature_contrastive", SCALE, as_inverse),
+        ),
+    ),
+    Layout(
+        "openclip_text",
+        "ln_final.weight",
+        (
+            Rule(r"token_embedding\.weight", TOKEN_TABLE),
+            Rule("positional_embedding", "pos_embed"),
+            *openclip_blocks(),
+            *norm_rules("ln_final", "norm"),
+            Rule("text_projection", "proj/kernel"),
+            Rule(r"visual\.proj", PROJECTION),
+            Rule("logit_scale", SCALE, as_scale),
+        ),
+        ignored=(r"visual\..*", "attn_mask", r"input_resolution|context_length|vocab_size"),
+    ),
 )
