@@ -122,18 +122,14 @@ def map_file(path: Path, *, whole_model: bool) -> MappedFile:
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "none"
         raise UserError(f"{path} has an unknown layout; its first tensors are {names}")
-    if problem := _misuse(layout, whole_model):
+    problem = ""
+    if layout.is_head and not whole_model:
+        problem = "holds a head and no backbone; set config.init_from to it"
+    elif whole_model and not (layout.is_whole_model or layout.is_head):
+        problem = "does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
+    if problem:
         raise UserError(f"{path} ({layout.name} layout) {problem}")
     return apply_rules(path, tensors, layout.backbone_only() if layout.is_whole_model and not whole_model else layout)
-
-
-def _misuse(layout: Layout, whole_model: bool) -> str:
-    """Return why a layout cannot fill a whole model (if `whole_model`) or a backbone alone; "" if it can."""
-    if layout.is_head and not whole_model:
-        return "holds a head and no backbone; set config.init_from to it"
-    if whole_model and not (layout.is_whole_model or layout.is_head):
-        return "does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
-    return ""
 
 
 def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:

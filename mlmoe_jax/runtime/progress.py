@@ -72,16 +72,12 @@ class Progress:
 
     def waiting(self, batches: Iterable) -> Iterator:
         """Yield the items of `batches`, and measure the time spent waiting for each item."""
-        batches = iter(batches)
         try:
-            while True:
-                began = time.perf_counter()
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
+            began = time.perf_counter()
+            for batch in batches:
                 self.waited += time.perf_counter() - began
                 yield batch
+                began = time.perf_counter()
         finally:
             self._silence.cancel()  # also after an error
 

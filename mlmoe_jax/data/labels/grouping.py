@@ -53,14 +53,6 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
     return together if side == "co" else 1 - together
 
 
-def require_groups(labels: int, num_groups: int) -> None:
-    """Raise UserError unless 1 ≤ `num_groups` ≤ `labels`, the number of labels."""
-    if not 1 <= num_groups <= labels:
-        raise UserError(
-            f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
-        )
-
-
 def group_labels(
     counts: Counts, positives: Positives, *, num_groups: int, tau: float, side: str, seed: int
 ) -> Int32[np.ndarray, " k"]:
@@ -78,7 +70,10 @@ def group_labels(
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)
-    require_groups(labels, num_groups)
+    if not 1 <= num_groups <= labels:
+        raise UserError(
+            f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
+        )
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
     from sklearn.cluster import SpectralClustering  # here, because the import takes a second

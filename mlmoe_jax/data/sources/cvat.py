@@ -67,7 +67,9 @@ def _require(file: LabelFile) -> None:
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     with open_output(OutputTarget(file.path, "xml")) as output:
         output.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
-        output.write(_make_meta(file))
+        mark = SCORE if file.version else DIFFICULT_MARK  # of a prediction, or of labels
+        names = (f"<label><name>{escape(name)}</name><attributes>{mark}</attributes></label>" for name in file.names)
+        output.write("\n".join(["<meta><task><labels>", *names, "</labels></task></meta>\n"]))
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
             # without a size for a missing or damaged image, of which CVAT has its own file
             size = read_size(os.path.join(file.folder, entry.image))
@@ -79,15 +81,6 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
             output.write(ElementTree.tostring(image, encoding="unicode") + "\n")
         output.write("</annotations>\n")
     return ""
-
-
-def _make_meta(file: LabelFile) -> str:
-    """Return the XML element of the labels, with the attribute `score` for predictions, otherwise `difficult`."""
-    attribute = SCORE if file.version else DIFFICULT_MARK
-    labels = (
-        f"<label><name>{escape(name)}</name><attributes>{attribute}</attributes></label>\n" for name in file.names
-    )
-    return f"<meta><task><labels>\n{''.join(labels)}</labels></task></meta>\n"
 
 
 def _add_tag(image: ElementTree.Element, name: str, code: int, scores: Mapping[str, float] | None) -> None:

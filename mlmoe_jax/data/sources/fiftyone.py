@@ -45,10 +45,9 @@ def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:
         return None
     codes = {}
     for item in value if isinstance(value, list) else [value]:
-        label, attributes = item, {}
-        if isinstance(item, dict):
-            label, attributes = item["label"], item.get("attributes", {})
-        codes[names.get(label, label)] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
+        given = item if isinstance(item, dict) else {"label": item}
+        is_difficult = given.get("attributes", {}).get("difficult") is True
+        codes[names.get(given["label"], given["label"])] = DIFFICULT if is_difficult else POSITIVE
     return codes
 
 

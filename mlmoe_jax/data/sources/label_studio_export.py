@@ -36,11 +36,6 @@ IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, a
 
 
 # ---------------------------------------------------------------------------------------------------- images of tasks
-def make_address(image: str) -> str:
-    """Return the address in Label Studio of an image, whose path is relative to LOCAL_FILES_DOCUMENT_ROOT."""
-    return f"{LOCAL_FILES}/?d={quote(os.fsencode(image))}"
-
-
 def read_address(address: str) -> str:
     """Return the path of an image below the folder of the images; UserError unless it is a file of Label Studio."""
     parts = urlsplit(address)
@@ -229,7 +224,8 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _make_task(entry: LabelEntry, version: str) -> dict[str, Any]:
-    task: dict[str, Any] = {"data": {IMAGE: make_address(entry.image)}}
+    # An address in Label Studio has the path relative to LOCAL_FILES_DOCUMENT_ROOT.
+    task: dict[str, Any] = {"data": {IMAGE: f"{LOCAL_FILES}/?d={quote(os.fsencode(entry.image))}"}}
     if entry.scores is not None:
         task["predictions"] = [prediction(entry.labels or (), entry.scores, version)]
     elif entry.labels is not None:

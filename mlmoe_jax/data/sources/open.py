@@ -71,10 +71,16 @@ def open_split(
         from mlmoe_jax.data.sources.corrections import correct_labels  # here, because the config imports this module
 
         opened = correct_labels(opened, resolve_path(data_config, data_config.corrections))
-    opened = opened.close_labels(read_label_tree(data_config, opened.classes) if tree is None else tree)
+    if tree is None:
+        tree = read_label_tree(data_config, opened.classes)
+    opened = opened.close_labels(tree)
     skips = data_config.bad_images == "skip"
-    if not skips:
-        _require_files(opened)
+    if not skips and len(missing := opened.images.missing()):
+        raise UserError(
+            f"{len(missing):,} of the {len(opened):,} images of {opened.name} have no file, the first is "
+            f"{opened.images.name(missing[0])}; unpack the images there, or leave such images out with "
+            "data.bad_images=skip"
+        )
     if holds_out:
         opened = _hold_out(opened, split, data_config, seed)
     return opened.without_missing() if skips and not keep_missing else opened
@@ -117,16 +123,6 @@ def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
     empty = [split.ids[row] for row in np.flatnonzero(~positive)]
     kept = split.take(np.flatnonzero(positive), split.name)
     return kept.leave_out("without a positive label, which data.keep_empty would keep", empty)
-
-
-def _require_files(split: Split) -> None:
-    missing = split.images.missing()
-    if len(missing):
-        raise UserError(
-            f"{len(missing):,} of the {len(split):,} images of {split.name} have no file, the first is "
-            f"{split.images.name(missing[0])}; unpack the images there, or leave such images out with "
-            "data.bad_images=skip"
-        )
 
 
 def open_splits(

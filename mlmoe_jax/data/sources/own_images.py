@@ -96,8 +96,6 @@ def refuse_spreadsheet(path: PathLike) -> None:
         raise UserError(f"{path} is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited")
 
 
-def _open_labels(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    return open_own_images(FORMATS[data_config.name].read, data_config, split, classes)
-
-
-LABELING_TOOL = DataSource(_open_labels)
+LABELING_TOOL = DataSource(
+    lambda data_config, *which: open_own_images(FORMATS[data_config.name].read, data_config, *which)
+)

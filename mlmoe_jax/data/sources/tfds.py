@@ -154,19 +154,16 @@ def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, lis
     for start in range(0, len(source), RECORDS_AT_ONCE):
         rows = range(start, min(start + RECORDS_AT_ONCE, len(source)))
         for row, record in zip(rows, source.__getitems__(list(rows)), strict=True):
-            if _is_unknown(record[label_key]):
+            value = record[label_key]
+            if not isinstance(value, dict | list) and np.ndim(value) == 0 and value < 0:
                 labels[row] = UNKNOWN
             else:
-                labels[row, _classes(record[label_key])] = DIFFICULT
+                labels[row, _classes(value)] = DIFFICULT
                 labels[row, _classes(record[easy_key])] = POSITIVE
             if id_key:
                 name = record[id_key]
                 ids.append(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
     return labels, ids
-
-
-def _is_unknown(value) -> bool:
-    return not isinstance(value, dict | list) and np.ndim(value) == 0 and value < 0
 
 
 def _classes(value) -> np.ndarray:

@@ -2,20 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
-
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, Rules, invertible, linear_rules, nest, norm_rules, token_set
 from mlmoe_jax.pretrained.rules.vit_names import CHUNKED_BLOCK, fuse_rules, patch_rules, timm_rules
 
-# ------------------------------------------------------------------------------------------------------- transforms
 # [1, rows, D], one weight vector per row -> [rows, D]; and [1, rows], one bias per row -> [rows].
 label_rows = invertible(lambda tensor: tensor.squeeze(0), lambda value: value.reshape(1, -1, value.shape[-1]))
 label_values = invertible(lambda tensor: tensor.squeeze(0), lambda value: value.reshape(1, -1))
-
-
-def join_heads(tensor: np.ndarray) -> np.ndarray:
-    """Merge the heads of the prompt keys or values of one block: [heads, m, D/heads] -> [1, 1, m, D]."""
-    return tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1)
 
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT
@@ -77,7 +69,13 @@ def _key_values(attention: str) -> Rules:
     `attention` is the regex of the attention layer's name, with the block as its group.
     """
     name = rf"{attention}\.deep_QKV_embeddings"
-    keys = Rule(f"{name}(?:_K)?", "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
+    keys = Rule(
+        f"{name}(?:_K)?",
+        "prompts/key_value",
+        lambda tensor: tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1),  # [heads, m, D/heads] to [1,1,m,D]
+        index=(r"\1", 0),
+        axes=(0, 1),
+    )
     return keys, replace(keys, pattern=f"{name}_V", index=(r"\1", 1))
 
 

@@ -198,12 +198,6 @@ TIPS_SCENIC = Layout(
 
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
-def drop_key_bias(tensor: np.ndarray) -> np.ndarray:
-    """Remove the keys' bias, which the authors' code multiplies by 0: [3D], of queries, keys and values -> [2D]."""
-    query, _, value = np.split(tensor, 3)
-    return np.concatenate([query, value])
-
-
 def _tokens(prefix: str, registers: str, to_mask: Transform) -> Rules:
     return (
         Rule(f"{prefix}cls_token", "cls_token"),
@@ -237,7 +231,12 @@ ORIGINAL_DINOV3 = Layout(
         *patch_rules(r"patch_embed\.proj"),
         *norm_rules(rf"{_BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
         Rule(rf"{_BLOCK}\.attn\.qkv\.weight", r"blocks/\1/attn/qkv/kernel", transpose),
-        Rule(rf"{_BLOCK}\.attn\.qkv\.bias", r"blocks/\1/attn/qkv/bias", drop_key_bias),
+        # [3D], of queries, keys and values -> [2D] without the keys', which the authors' code multiplies by 0.
+        Rule(
+            rf"{_BLOCK}\.attn\.qkv\.bias",
+            r"blocks/\1/attn/qkv/bias",
+            lambda tensor: np.concatenate(np.split(tensor, 3)[::2]),
+        ),
         *linear_rules(rf"{_BLOCK}\.attn\.proj", r"blocks/\1/attn/proj"),
         *fuse_rules(rf"{_BLOCK}\.mlp\.PART\.", names=("w1", "(?:fc1|w2)"), target=r"blocks/\1/mlp/fc1"),
         *linear_rules(rf"{_BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
