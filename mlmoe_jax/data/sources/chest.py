@@ -59,7 +59,7 @@ CODE_OF_OBSERVATION = {"1.0": POSITIVE, "0.0": NEGATIVE, "-1.0": UNKNOWN, "": UN
 
 
 # ------------------------------------------------------------------------------------------------------- ChestX-ray14
-def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_chestxray14(data_config: ConfigDict, split: str) -> Split:
     """Open the split train (the official training and validation images), test or all, in the order of the table."""
     folder = NIH.folder(data_config.root)
     table = max(folder.glob("Data_Entry_2017*.csv"), default=None)
@@ -91,7 +91,7 @@ def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- CheXpert
-def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_chexpert(data_config: ConfigDict, split: str) -> Split:
     """Open the split train or valid. Ids are paths such as train/patient00001/study1/view1_frontal.jpg.
 
     Images are in the order of the table. `data.root` is the folder of the tables or its parent folder.

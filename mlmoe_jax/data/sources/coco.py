@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ COCO_FILES = Published(
 )
 
 
-def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_coco2014(data_config: ConfigDict, split: str) -> Split:
     """Open the split train or val. Image numbers are sorted as strings, as in the authors' code."""
     folder = COCO_FILES.folder(data_config.root)
     path = folder / "annotations" / f"instances_{split}2014.json"
@@ -84,4 +83,4 @@ def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
 
 
 COCO2014 = DataSource(open_coco2014, splits=("train", "val"), drops_empty=True, labels=80, published=COCO_FILES)
-COCO_JSON = DataSource(functools.partial(open_own_images, _read_own))
+COCO_JSON = DataSource(functools.partial(open_own_images, _read_own), reads_classes=True)

@@ -374,12 +374,12 @@ def write_files(out: Path) -> None:
 
 
 SCENES_SOURCE = DataSource(
-    lambda data_config, split, classes: open_scenes(split),
+    lambda data_config, split: open_scenes(split),
     splits=tuple(SCENES),
     labels=len(DIGITS),
 )
 SINGLES_SOURCE = DataSource(
-    lambda data_config, split, classes: open_single(split),
+    lambda data_config, split: open_single(split),
     splits=tuple(SINGLES),
     labels=len(DIGITS),
 )

@@ -168,4 +168,4 @@ def _merge_copies(
     return labels
 
 
-FOLDERS = DataSource(open_folders)
+FOLDERS = DataSource(open_folders, reads_classes=True)

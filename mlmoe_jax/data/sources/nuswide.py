@@ -36,7 +36,7 @@ CONCEPTS = tuple(_NAMES.split())
 CODE_OF_MARK = {"1": POSITIVE, "0": NEGATIVE}
 
 
-def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_nuswide(data_config: ConfigDict, split: str) -> Split:
     """Open the split train or test, in the order of the image lists. Ids are paths relative to `data.root`."""
     folder = NUSWIDE_FILES.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"

@@ -94,7 +94,7 @@ def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     name, source = data_config.name, DATA_SETS[data_config.name]
     if source.splits:
         require_known_split(name, split, source.splits)
-    opened = source.open(data_config, split, classes)
+    opened = source.open(data_config, split, *((classes,) if source.reads_classes else ()))
     if source.drops_empty and not data_config.keep_empty:
         opened = _drop_empty(opened, data_config)
     if classes is not None and tuple(classes) != opened.classes:

@@ -97,5 +97,5 @@ def refuse_spreadsheet(path: PathLike) -> None:
 
 
 LABELING_TOOL = DataSource(
-    lambda data_config, *which: open_own_images(FORMATS[data_config.name].read, data_config, *which)
+    lambda data_config, *which: open_own_images(FORMATS[data_config.name].read, data_config, *which), reads_classes=True
 )

@@ -240,6 +240,6 @@ def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
 
 
 PACKED_DATA = DataSource(
-    lambda data_config, split, classes: open_packed(data_config.root, split),
+    lambda data_config, split: open_packed(data_config.root, split),
     original=lambda data_config: read_manifest(data_config.root).source,
 )

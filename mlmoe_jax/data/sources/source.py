@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,9 @@ class DataSource:
     """A data set, or a file format for the user's own images.
 
     Attributes:
-      open: (`config.data`, split, classes) -> Split. It raises UserError for all errors in the data or its settings.
-        `classes` are the ordered class names of the model, or None. A source without fixed classes uses them to read
-        its labels.
+      open: (`config.data`, split) -> Split. It raises UserError for all errors in the data or its settings.
+      reads_classes: whether `open` has a third argument, the ordered class names of the model, or None, with which a
+        source without fixed classes reads its labels.
       splits: names of the splits; empty if they depend on the settings.
       drops_empty: whether images without a positive label are left out, unless `data.keep_empty` is set.
       labels: the number of labels; None if the data set has to be opened to count the labels.
@@ -32,8 +32,9 @@ class DataSource:
       published: the files of a published data set; None for other data.
     """
 
-    open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
+    open: Callable[..., Split]
     splits: Collection[str] = ()
+    reads_classes: bool = False
     drops_empty: bool = False
     labels: int | None = None
     original: Callable[[ConfigDict], str] | None = None

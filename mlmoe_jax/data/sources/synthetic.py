@@ -4,7 +4,7 @@ For timing and for large label spaces. An image is a mosaic of 4 × 4 tiles: thr
 label is one color at one position, so all labels can be learned.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ SIDE, TILES, LABELS_PER_IMAGE, NOISE = 64, 4, 3, 16  # pixels per side, tiles pe
 FEWEST_LABELS = TILES**2  # labels, so that each position has a color
 
 
-def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_synthetic(data_config: ConfigDict, split: str) -> Split:
     """Open a split of generated images with `data.labels` labels, see SPLIT_SIZES."""
     labels = data_config.labels
     if labels < FEWEST_LABELS:
@@ -33,9 +33,11 @@ def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] |
     return Split(split, names, table, [f"{split}/{row:05d}" for row in range(len(images))], images)
 
 
+@dataclass(eq=False)
 class _Mosaics(Images):
-    def __init__(self, labels: int, count: int, stream: int):
-        self.labels, self.count, self.stream = labels, count, stream
+    labels: int
+    count: int
+    stream: int
 
     def __len__(self) -> int:
         return self.count

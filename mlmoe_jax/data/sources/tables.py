@@ -304,5 +304,5 @@ def _class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]
     return names
 
 
-CSV = DataSource(functools.partial(open_own_images, read_csv))
-JSONL = DataSource(functools.partial(open_own_images, read_jsonl))
+CSV = DataSource(functools.partial(open_own_images, read_csv), reads_classes=True)
+JSONL = DataSource(functools.partial(open_own_images, read_jsonl), reads_classes=True)

@@ -15,7 +15,8 @@ Labels come from the first of these features: `labels` (a sequence of classes), 
 """
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -40,11 +41,13 @@ LABEL_FEATURES = ("labels", "label", "objects")  # `labels` first, because VOC m
 ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "id")
 
 
+@dataclass(eq=False)
 class TfdsImages(EncodedImages):
     """The images of a TFDS data source, stored as encoded files in the feature `key`. Errors call the split `title`."""
 
-    def __init__(self, source, key: str, title: str):
-        self.source, self.key, self.title = source, key, title
+    source: Any
+    key: str
+    title: str
 
     def __len__(self) -> int:
         return len(self.source)
@@ -56,7 +59,7 @@ class TfdsImages(EncodedImages):
         return self.source[row][self.key]
 
 
-def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_tfds(data_config: ConfigDict, split: str) -> Split:
     """Open a split of a prepared TFDS data set. Images are in the order in which they are stored.
 
     `data.root` is TFDS's data_dir, or the folder of one version of one data set. "" means the default data_dir of TFDS.

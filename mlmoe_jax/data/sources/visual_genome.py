@@ -53,7 +53,7 @@ PUBLISHED_500 = Published(
 
 
 # ------------------------------------------------------------------------------------------------------------ vg256
-def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_vg256(data_config: ConfigDict, split: str) -> Split:
     """Open the split train or test of vg256. Images are sorted by number, and ids are paths such as VG_100K/1.jpg.
 
     Raises UserError if `data.keep_empty` is set, because the published split contains only images with a label.
@@ -110,7 +110,7 @@ def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[i
 
 
 # ------------------------------------------------------------------------------------------------------------ vg500
-def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_vg500(data_config: ConfigDict, split: str) -> Split:
     """Open the split train or test of vg500, in the order of the list. Ids are paths such as VG_100K/1.jpg."""
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))

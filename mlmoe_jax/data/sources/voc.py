@@ -11,7 +11,6 @@ with only difficult objects is dropped. The published lists of 2007 and 2012 hav
 
 import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -36,7 +35,7 @@ VOC_FILES = {
 CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
-def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_voc(year: int, data_config: ConfigDict, split: str) -> Split:
     """Open the split train, val, trainval or test, sorted by name. Ids are paths relative to the folder of the year.
 
     `data.root` is the parent folder of VOCdevkit, VOCdevkit itself or the folder of the year.
