@@ -35,6 +35,7 @@ _WRAPPERS = re.compile(
     r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\.|vision_encoder\."
     r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.|resnet\.|convnext\.)*"
 )
+Pieces = dict[tuple[int, ...], np.ndarray]  # of a parameter, by their positions along several axes
 _SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 
 
@@ -170,7 +171,7 @@ def find_wrapper(names: Collection[str], layout: Layout) -> str | None:
 
 def apply_rules(path: Path, tensors: Arrays, layout: Layout) -> MappedFile:
     """Convert tensors by the rules of a layout. Tensors whose names lack the common prefix are listed as unused."""
-    pieces: dict[str, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
+    pieces: dict[str, Pieces] = defaultdict(dict)
     rules: dict[str, Rule] = {}
     wrapper, unused = find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
@@ -210,7 +211,7 @@ def _convert(rule: Rule, name: str, tensor: np.ndarray, layout: Layout) -> np.nd
         raise UserError(text) from error
 
 
-def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
+def join_pieces(pieces: Pieces, axes: tuple[int, ...]) -> np.ndarray:
     """Concatenate arrays along one or several axes to one array; without axes, return the only one.
 
     Args:
@@ -221,7 +222,7 @@ def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]
     """
     if not axes:
         return pieces[()]
-    rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
+    rows: dict[int, Pieces] = defaultdict(dict)
     for index, value in pieces.items():
         rows[index[0]][index[1:]] = value
     return np.concatenate([join_pieces(rows[number], axes[1:]) for number in sorted(rows)], axis=axes[0])

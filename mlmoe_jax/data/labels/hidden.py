@@ -26,6 +26,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
+Marks = Bool[np.ndarray, "n k"]  # whether an image has a label, or it is known
 ALL, RANDOM = "all", "random:"
 KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
@@ -61,7 +62,7 @@ def find_mistake(rule: str) -> str:
     )
 
 
-def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.ndarray, "n k"]:
+def draw_one(positive: Marks, random: RandomState) -> Marks:
     """Draw one positive label of each image that has positive labels."""
     known = np.zeros_like(positive)
     for row, is_positive in enumerate(positive):
@@ -72,7 +73,7 @@ def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.
     return known
 
 
-def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, divisor: int) -> Bool[np.ndarray, "n k"]:
+def draw_fraction(positive: Marks, random: RandomState, divisor: int) -> Marks:
     """Draw ⌊m / divisor⌋ + 1 of the m positive labels of each image."""
     rows, columns = np.nonzero(positive)
     order = np.lexsort((random.random_sample(len(rows)), rows))
@@ -84,7 +85,7 @@ def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, diviso
     return known
 
 
-def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: float) -> Bool[np.ndarray, "n k"]:
+def draw_share(positive: Marks, random: RandomState, share: float) -> Marks:
     """Draw a fraction `share`, in (0, 1), of the positive labels of all images together."""
     positions = np.flatnonzero(positive)
     known = np.zeros(positive.size, bool)
@@ -99,7 +100,7 @@ HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
 }
 
 
-def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
+def read_list(path: str, split: Split) -> Marks:
     """Return the known positives of a list as bool[N,K]. Lines about images of other splits are ignored.
 
     Raises UserError if a line has another format or an unknown class, or an image of the split is not in the list.

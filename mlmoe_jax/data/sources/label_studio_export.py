@@ -31,6 +31,7 @@ from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
+Json = Mapping[str, Any]  # a task, an annotation or a result
 LOCAL_FILES, UPLOADS = "/data/local-files", "/data/upload/"
 IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, and defaults of the config keys
 
@@ -52,7 +53,7 @@ def read_address(address: str) -> str:
 def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
     splits: dict[str, str | None] = {}
-    annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
+    annotations: dict[str, list[Json]] = {}  # of each image, which several tasks may show
     for task in json.loads(read_bytes(path)):
         data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
         if key not in data:
@@ -72,7 +73,7 @@ def _read(given: LabelInput) -> LabelRows:
     return rows, None
 
 
-def _note_unread(usage: Usage, results: Sequence[Mapping[str, Any]], rows: Sequence[ImageRow], control: str) -> None:
+def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], control: str) -> None:
     """Note the results of other tags than `control`, and the rows with unknown labels, in an account."""
     unused = [result for result in results if result.get("type") != "choices" or result["from_name"] != control]
     if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
@@ -85,7 +86,7 @@ def _note_unread(usage: Usage, results: Sequence[Mapping[str, Any]], rows: Seque
         )
 
 
-def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str, Any]]:
+def _list_annotations(task: Json, control: str) -> list[Json]:
     """Return the annotations of a task of a JSON or JSON-MIN export, as in JSON, without those that are cancelled."""
     if "data" in task:
         return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
@@ -106,7 +107,7 @@ def _read_names(value: Any) -> set[str]:
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
-def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, Any]], control: str) -> ImageRow:
+def _make_row(image: str, split: str | None, annotations: Sequence[Json], control: str) -> ImageRow:
     """Return the row of an image. A label is positive if all annotations have it, and unknown if only some have it.
 
     If some annotations are marked as ground truth, all others are ignored. An image without annotations counts as not
