@@ -297,7 +297,7 @@ def load_batches(
     from mlmoe_jax.data.pipeline import build_loader
 
     augment = config.augment if training else None
-    options = {"augment": augment, "seed": config.seed, "first_step": first_step}
+    options = {"augment": augment, "seed": config.seed, "first_step": first_step, "process": (0, 1)}  # whole batches
     return build_loader(config.data, split, batch_size=batch_size, **options)
 
 

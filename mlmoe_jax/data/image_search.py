@@ -72,7 +72,10 @@ def is_skipped(name: str) -> bool:
 
 
 def list_images(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
-    """Return the sorted relative paths of all images at any depth. `usage` counts other files, and as `list_files`."""
+    """Return the sorted paths, relative to a folder, of all images at any depth.
+
+    Files that are not images are counted in `usage`, and so is what `list_files` leaves out.
+    """
     images, start = [], os.path.join(folder, "")
     for path in list_files(folder, usage, without):
         if is_image(start + path):
@@ -94,7 +97,10 @@ def list_files(folder: PathLike, usage: Usage, without: Collection[str] = ()) ->
 
 
 def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, without: Collection[str] = ()) -> None:
-    """Add the path of each file in a folder to `files`, after `prefix`. Without `files`, only count the images."""
+    """Add the paths of the files in a folder, with `prefix` before each, to `files`.
+
+    Without `files`, the folder is hidden or of the system, and its images are counted.
+    """
     try:
         entries = sorted(os.scandir(folder), key=attrgetter("name"))
     except OSError:

@@ -14,7 +14,11 @@ FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 
 
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return whether each image has a positive label. A DIFFICULT one is, too, unless `difficult` is `negative`."""
+    """Return whether each image has a positive label.
+
+    `difficult` is the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, such a label
+    counts.
+    """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)
 

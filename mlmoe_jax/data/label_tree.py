@@ -58,7 +58,7 @@ class LabelTree:
 
     @cached_property
     def parents(self) -> dict[int, list[int]]:
-        """A map from each label to the labels that it directly implies, its parents, which come before it."""
+        """A map from each label to its parents, the labels that it directly implies. Parents come first."""
         parents: dict[int, list[int]] = {}
         for label, parent in dict.fromkeys(self.implies):
             parents.setdefault(label, []).append(parent)
@@ -66,7 +66,7 @@ class LabelTree:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """A map from each label to the labels that directly imply it, its children, which come before it."""
+        """A map from each label to its children, the labels that directly imply it. Children come first."""
         children: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
         for label, parents in self.parents.items():
             for parent in parents:
@@ -101,7 +101,10 @@ class LabelTree:
         return ""
 
     def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
-        """Return the number of visited labels, and (label, member, other), a label that is or implies both; or None."""
+        """Find a label that is or implies two members of an exclusive group.
+
+        Return the number of visited labels, and (label, member, other member); None if there is no such label.
+        """
         implied: dict[int, int] = {}  # label -> the member that it is or implies
         waiting = [(member, member) for member in reversed(group)]
         while waiting:
@@ -148,7 +151,11 @@ class LabelTree:
         return closed
 
     def _exclude(self, is_present: Bools) -> tuple[Bools, Bools]:
-        """Return bool[N,K]: labels in a group with a present label, and present labels in a group with several."""
+        """Find exclusive labels in images.
+
+        Return bool[N,K] twice: whether a label is in a group with a present label, and whether it is present together
+        with another label of a group.
+        """
         excluded, doubtful = np.zeros((2, *is_present.shape), bool)
         for group in map(list, self.exclusive):
             count = is_present[:, group].sum(axis=1, keepdims=True)

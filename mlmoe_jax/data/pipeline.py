@@ -32,7 +32,7 @@ from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import workers
+from mlmoe_jax.runtime import distributed, workers
 from mlmoe_jax.runtime.files import GIB
 from mlmoe_jax.runtime.machine import cores
 
@@ -92,7 +92,10 @@ class _Examples(grain.transforms.MapWithIndex):
         return example
 
     def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
-        """Return the model input of image `row`. If it cannot be read: None with data.bad_images=skip, or BadImage."""
+        """Return the model input of image `row`.
+
+        If the image cannot be read, return None with data.bad_images=skip, otherwise raise BadImage.
+        """
         if self.split.features is not None:
             if (features := self.split.features[row]) is None and not self.reader.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
@@ -120,7 +123,7 @@ def build_loader(
     seed: int = 0,
     first_step: int = 0,
     labels: bool = True,
-    process: tuple[int, int] = (0, 1),
+    process: tuple[int, int] | None = None,
 ) -> Iterator[HostBatch]:
     """Return an iterator over this process's part of every global batch of `batch_size` images.
 
@@ -137,8 +140,10 @@ def build_loader(
       augment: `config.augment` for training, None for evaluation.
       first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
-      process: (index of this process, number of processes); ValueError if the number does not divide `batch_size`.
+      process: (index of this process, number of processes), None for those of the job; ValueError if the number does
+        not divide `batch_size`.
     """
+    process = process or distributed.process()
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
     if augment is not None:
@@ -178,7 +183,10 @@ def _worker_batches(loader: grain.IterDataset, examples: _Examples) -> Iterator[
 
 
 def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return what reads `share` images per batch. Cached features are in memory, so only threads of this process do."""
+    """Return the threads and worker processes that read `share` images of each batch.
+
+    Cached features are read by threads of this process only, because they are in its memory.
+    """
     if split.features is not None:
         return Readers(data_config.threads if data_config.threads > 0 else FEATURE_THREADS, 0)
     if not len(split):
@@ -223,7 +231,10 @@ def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool)
 
 
 def plan_for_few_images(threads: int, workers: int) -> dict[str, int]:
-    """Return `threads` and `workers` of `config.data` for a prediction of few images; auto, a negative number, is 0."""
+    """Return `threads` and `workers` of `config.data` for a prediction of few images.
+
+    An automatic number of workers, which is negative, becomes 0.
+    """
     return {"threads": threads if threads > 0 else min(cores(), 2 * MOST_THREADS), "workers": max(0, workers)}
 
 

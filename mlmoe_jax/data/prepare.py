@@ -30,7 +30,10 @@ class Preprocess:
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
     def batch_shapes(self, size: int, labels: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return name -> shape and dtype of the arrays of a batch of `size` images; `labels` = 0 is without labels."""
+        """Return the shapes and dtypes of the arrays in a batch of `size` images, by name.
+
+        `labels` is the number of labels; 0 means a batch without labels.
+        """
         shapes = {
             "image": ((size, self.image_size, self.image_size, 3), jnp.uint8),
             "mask": ((size,), jnp.float32),

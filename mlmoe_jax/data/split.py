@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str]:
-    """Return the name of each image's unit: its group, or itself if it has the group "" or the data has none (None)."""
+    """Return the name of each image's unit: its group, or the image itself if it has no group, "".
+
+    `groups` is None if the data has no groups.
+    """
     return ids if groups is None else [group or name for name, group in zip(ids, groups, strict=True)]
 
 
@@ -139,7 +142,10 @@ class SkippedImages:
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
-        """Return [split, id, reason] of each image, also of those without a file. It is read again for the reason."""
+        """Return a list of [split, id, reason], also of the images that the split left out for having no file.
+
+        Each image is read again to find the reason.
+        """
         split, later = self.split, "it could not be read before, but now it can"
         table = [[split.name, str(split.ids[row]), split.images.problem(row) or later] for row in sorted(self.rows)]
         return table + split.missing.table() if split.missing else table

@@ -135,7 +135,10 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
-    """Return sentences about labels of doubtful names, of no or only positive images, or unmeasured in `others`."""
+    """Return sentences about labels of doubtful names, and of no or only positive images.
+
+    A label without a positive image in `others`, the splits that are evaluated, cannot be measured.
+    """
     counts = count_codes(train, POSITIVE)
     empty = list(filter(is_no_value, train.classes))
     sentences = [f"labels whose names stand for no value: {abbreviate(empty)}; are they labels?"] if empty else []

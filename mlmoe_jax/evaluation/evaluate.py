@@ -49,7 +49,7 @@ def score_split(
       UserError: a score is not finite, or a device is out of memory.
     """
     size = config.eval.batch_size * mesh.size
-    loader = build_loader(config.data, split, batch_size=size, labels=False, process=distributed.process())
+    loader = build_loader(config.data, split, batch_size=size, labels=False)
     batches = run_batches(
         lambda batch: {name: eval_step(values, frozen, batch) for name, values in candidates.items()},
         loader,

@@ -106,7 +106,7 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 
 # ------------------------------------------------------------------------------------------------------------- samples
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
-    """Return the rows i64[S] of at most `count` images, increasing, that cover as many labels as possible, greedily.
+    """Choose at most `count` images that cover as many labels as possible, and return their rows i64[S], sorted.
 
     A label is covered if a chosen image has it. Each iteration chooses the image with the most uncovered positive
     labels by its codes i8[N,K]. Of images with equal numbers, the first is chosen. If no remaining image has an
@@ -152,7 +152,6 @@ def explain_images(run: Run, split: Split) -> Explained:
             split,
             batch_size=IMAGES_PER_DEVICE * run.mesh.size,
             labels=False,
-            process=distributed.process(),
         ),
         run.mesh,
         advice="explain fewer images per device, or on a device with more memory",
@@ -173,7 +172,10 @@ def explain_images(run: Run, split: Split) -> Explained:
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
-    """Return `mask`, `grid` and `arrays` (`gates/NAME`, `attention/NAME`, `rows`, `images`, `scores`) of a step."""
+    """Return the entries of a result of `make_explain_step` that are copied from the device to the host.
+
+    They are `mask`, `grid`, and `arrays`: `gates/NAME`, `attention/NAME`, `rows`, `images` and `scores`.
+    """
     prediction = output["prediction"]
     arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
     arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}

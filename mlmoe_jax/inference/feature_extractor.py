@@ -63,12 +63,13 @@ class FeatureExtractor:
         return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 
     def batches(self, split: Split) -> Iterator[Arrays]:
-        """Yield the features [n,…] of the n images of each batch by name, in the order of the split, and `mask` f32[n].
+        """Yield the features of all images of a split, batch by batch, in the order of the split.
 
-        If `data.bad_images` is "skip", images that cannot be read have `mask` 0.
+        A batch of n images has an array [n,…] per feature, and `mask` f32[n]. If `data.bad_images` is "skip", images
+        that cannot be read have `mask` 0.
         """
         size = self.batch_size
-        loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
+        loader = build_loader(self.config.data, split, batch_size=size, labels=False)
         for output in run_batches(
             lambda batch: self.step(self.values, batch),
             loader,
@@ -93,7 +94,7 @@ class FeatureExtractor:
         return replace(split, features=table)
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
-        """Compute and write parts of a feature table, by their numbers. A batch may hold images of several parts."""
+        """Compute the `missing` parts of a feature table and write them. One batch may hold images of several parts."""
         rows = {part: table.list_rows(part) for part in missing}
         batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
         pending: list[Arrays] = []

@@ -24,7 +24,6 @@ from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.files import PathLike
@@ -248,7 +247,7 @@ class Predictor:
     def _outputs(self, step: Callable, split: Split, batch_size: int, task: str) -> Iterator[dict]:
         run = self.run
         progress = Progress(task, math.ceil(len(split) / batch_size), batch_size) if task else None
-        loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
+        loader = build_loader(self._data, split, batch_size=batch_size, labels=False)
         advice = "take a smaller batch (--batch-size)"
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress

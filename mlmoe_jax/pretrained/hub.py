@@ -111,7 +111,10 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
 
 
 def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:
-    """Return why a repository is no model, by a lacking file or one above its size in bytes in `most`; "" if it is."""
+    """Return why a repository is not accepted as a model; "" if it is accepted.
+
+    It must have all `required` files, and no file may be larger than its size in bytes in `most`.
+    """
     for name in required:
         if name not in files:
             return f"is not a model that mlmoe_jax has shared: it has no {name}"

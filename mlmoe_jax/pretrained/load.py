@@ -196,7 +196,10 @@ def apply_rules(path: Path, tensors: Arrays, layout: Layout) -> MappedFile:
 
 
 def find_rules(layout: Layout, name: str) -> list[tuple[Rule, re.Match[str]]]:
-    """Return the first rule of a layout that matches a tensor name, and others of its pattern, with the matches."""
+    """Return the first rule of a layout that matches a tensor name, and all other rules with the same pattern.
+
+    Each comes with its match. The list is empty if no rule matches.
+    """
     first = next((rule.pattern for rule in layout.rules if re.fullmatch(rule.pattern, name)), None)
     found = [rule for rule in layout.rules if rule.pattern == first]
     return [(rule, re.fullmatch(rule.pattern, name)) for rule in found]

@@ -94,7 +94,7 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
-    """Return why a checkpoint whose shapes may fit belongs to another model, and the remedy; "" if it does not."""
+    """Return why a checkpoint belongs to another model although all shapes may fit, and the remedy; or ""."""
     pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"

@@ -16,11 +16,11 @@ from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 
 
 def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[TextTower, np.ndarray]:
-    """Return a text tower with a table of only those V tokens that occur in some texts, and these texts in its numbers.
+    """Return a text tower that knows only the tokens of some texts, and these texts in its numbers.
 
-    The file may have the vision tower too. `tokens` i32[n,t] are numbers of the whole vocabulary, and the returned
-    texts i32[n,t] numbers from 0 to V − 1, in the same order. Raises UserError if the file cannot be read, or does not
-    have this tower.
+    The file may have the vision tower too. `tokens` i32[n,t] are the texts in numbers of the whole vocabulary. The
+    tower has a table of the V tokens that occur in them, in the same order, so the returned texts i32[n,t] have numbers
+    from 0 to V − 1. Raises UserError if the file cannot be read, or does not have this tower.
     """
     stored = read_tensors(path)
     layout = recognize(stored, TEXT_LAYOUTS)

@@ -227,7 +227,10 @@ class _StackOfSizes:
             self.values[first:] = [result] * len(opcode.stack_after)
 
     def _first_taken(self, before: list[pickletools.StackObject]) -> int:
-        """Return the index of the first value that an instruction takes; `before` is as in `pickletools`."""
+        """Return the index on the stack of the first value that an instruction takes.
+
+        `before` is the list of stack objects that the instruction takes, as `pickletools` documents it.
+        """
         if pickletools.markobject in before:
             first = self.marks.pop() - before.index(pickletools.markobject)
         else:

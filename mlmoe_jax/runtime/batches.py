@@ -39,8 +39,8 @@ def device_batches(
 class RunAhead:
     """A limit for asynchronous dispatch: the host runs at most STEPS_AHEAD steps ahead of the device.
 
-    With 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would
-    queue steps until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
+    With 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would queue steps
+    until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
     The measured wait for data would also be wrong, because the device would still be busy during this wait.
     """
 

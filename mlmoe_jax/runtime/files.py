@@ -207,7 +207,10 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
 
 
 def _find_errno(error: BaseException) -> int | None:
-    """Return the errno of an error, of C++ libraries by its text, if it is a key of _REMEDIES, otherwise None."""
+    """Return the errno of an error if it is a key of _REMEDIES, otherwise None.
+
+    C++ libraries raise other exception types, so the error message is also searched for the text of such an errno.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _REMEDIES else None
     text = str(error)

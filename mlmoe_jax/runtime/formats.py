@@ -92,7 +92,11 @@ def parse_xml(file: BinaryIO) -> ElementTree.Element:
 
 
 def escape_cell(cell: Any) -> Any:
-    """Return the value to write into a CSV cell: "" for nan, and a formula of a spreadsheet after an apostrophe."""
+    """Return the value to write into a CSV cell.
+
+    A text that a spreadsheet would evaluate as a formula gets an apostrophe at its start. nan becomes "". Any other
+    value is returned unchanged.
+    """
     if cell != cell:  # only nan differs from itself
         return ""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell

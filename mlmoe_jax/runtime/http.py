@@ -134,7 +134,10 @@ def _receive(address: str, path: Path) -> None:
 
 
 def _start(path: Path, response: http.client.HTTPResponse) -> None:
-    """Remove `path`, and store the version on the server, to download from the first byte; Refused for a web page."""
+    """Prepare a download from the first byte: remove `path`, and store the version of the file on the server.
+
+    Raises Refused if the response is a web page.
+    """
     if response.headers.get_content_type() == "text/html":
         raise Refused("the response is a web page and not a file")
     remove_download(path)  # first, so that old bytes never stand beside a new version

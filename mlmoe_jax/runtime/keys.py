@@ -130,7 +130,10 @@ class TextKey(Key):
 
 @dataclass(frozen=True)
 class PathKey(TextKey):
-    """A key whose value is a path on this machine, which a shared model does not keep, or one of `words`."""
+    """A key whose value is a path on this machine, which a shared model does not keep.
+
+    `words` are values that are no paths.
+    """
 
     _: KW_ONLY
     words: tuple[str, ...] = ()
@@ -420,9 +423,9 @@ def resolve(entry: Key | ConfigSection, name: str, around: Meaning) -> Key | Con
 
 
 def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | ConfigSection]]:
-    """Yield (dotted name, entry) for each key and each subsection of `table`, recursively, subsections first.
+    """Yield (dotted name, entry) for each key and each subsection of `table`, recursively.
 
-    `prefix` is the text before each name, such as "data.".
+    A subsection comes before its own entries. `prefix` is the text before each name, such as "data.".
     """
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry

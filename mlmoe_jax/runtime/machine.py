@@ -10,7 +10,10 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use: the CPU affinity, or the cgroup's quota, rounded up."""
+    """Return the number of CPU cores that this process may use, at least 1.
+
+    It is the minimum of the CPU affinity and the quota of the cgroup, rounded up.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
     quota, period = QUOTA.read_text().split() if QUOTA.is_file() else ("max", "1")
     limit = math.inf if quota == "max" else int(quota) / int(period)

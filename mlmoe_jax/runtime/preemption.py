@@ -148,7 +148,10 @@ def _initializes_extension(frame: Any) -> bool:
 
 
 def stop_if_requested() -> None:
-    """Raise KeyboardInterrupt once, in the main thread, if a signal was recorded. Call it where it cannot be lost."""
+    """Raise KeyboardInterrupt if a signal was recorded. It is raised once, and only in the main thread.
+
+    Call it where KeyboardInterrupt cannot be lost.
+    """
     global _stage
     if _stage == _REQUESTED and threading.current_thread() is threading.main_thread():
         _stage = _RAISED
@@ -157,7 +160,10 @@ def stop_if_requested() -> None:
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Handle signals with `handle` during the block, if this is the main thread: Python forbids it in others."""
+    """Handle the signals `numbers` with `handle` during the block.
+
+    Do nothing outside the main thread, because Python does not allow signal handlers there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

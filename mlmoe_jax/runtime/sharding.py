@@ -32,7 +32,12 @@ LEAST_SHARDED = 2**12  # minimum number of entries of an array sharded over `fsd
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """The position of the label axis, of size K = `num_labels`, in the parameters that have one, by their paths."""
+    """The position of the label axis in the parameters that have one.
+
+    Attributes:
+      num_labels: the number of labels K.
+      axis: parameter path -> index of the label axis.
+    """
 
     num_labels: int
     axis: Mapping[str, int]

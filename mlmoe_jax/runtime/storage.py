@@ -72,7 +72,10 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ places inside
     def inside(self, name: str) -> epath.Path:
-        """Return the path of a file below the folder, such as samples/0000.jpg; UserError if it or a link leads out."""
+        """Return the path of the file `name` below the folder, such as samples/0000.jpg.
+
+        Raises UserError if `name` or a symbolic link leads out of the folder.
+        """
         if not all(map(is_file_name, name.split("/"))):
             raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; give a path below it")
         path = self.path / name

@@ -18,7 +18,6 @@ from mlmoe_jax.inference.feature_extractor import FeatureExtractor, require_froz
 from mlmoe_jax.runs.assemble import Parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import restored_values
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.training.build_steps import ANY_LENGTH, Steps, build_steps
@@ -147,6 +146,5 @@ def training_batches(
         augment=config.augment,
         seed=config.seed,
         first_step=first_step,
-        process=distributed.process(),
     )
     return skipped.watch(loader)

@@ -44,9 +44,9 @@ class TrainingLabels:
         return any((~positive & known).any() for positive, known in self._parts())
 
     def negatives_over_positives(self, unknown_negative: bool) -> Float32[np.ndarray, " k"]:
-        """Return f32[K], negatives per positive, at least 0.001, with unknown labels if `unknown_negative`.
+        """Return f32[K], the number of negatives divided by the number of positives, at least 0.001.
 
-        The value is 1 for labels without positives.
+        The value is 1 for labels without positives. `unknown_negative`: whether unknown labels count as negatives.
         """
         positives, known = self._counts
         negatives = (len(self.codes) if unknown_negative else known) - positives

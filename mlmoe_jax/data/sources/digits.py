@@ -321,9 +321,9 @@ def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return an array from the cache folder of this version of this file, where else `render()` is stored.
+    """Return the array `name` from the cache folder, or else `render()`, which is then stored there.
 
-    Rendering all scenes takes half a minute.
+    The cache folder belongs to the version of this source file. Rendering all scenes takes half a minute.
     """
     folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     if (folder / name).is_file():

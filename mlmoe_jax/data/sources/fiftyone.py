@@ -40,7 +40,10 @@ def _read(given: LabelInput) -> LabelRows:
 
 
 def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:
-    """Return label -> code from the JSON value of an image; None if nobody labeled it. `names` are those of numbers."""
+    """Return label -> code from the JSON value of an image; None if nobody has labeled it.
+
+    `names` has the names of the labels that are given as numbers.
+    """
     if value is None:
         return None
     codes = {}

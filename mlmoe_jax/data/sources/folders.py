@@ -59,9 +59,10 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
-    """Return folder -> its split, None if the config uses no such split; without folders of splits only "", for `root`.
+    """Return folder -> its split, None if the config uses no such split.
 
-    Raises UserError if the split to open has no folder.
+    Without folders of splits, the only folder is "", which is `root`. Raises UserError if the split to open has no
+    folder.
     """
     folders, listing = _subfolders(root), Listing(root, split, root, splits=used_splits(data_config, split))
     found = {folder: listing.find_split(folder) for folder in folders}

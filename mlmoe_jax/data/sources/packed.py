@@ -56,7 +56,10 @@ COPY_BYTES = 8 * MIB  # read at once from an object store
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a packed data set, as the manifest lists it. The file with the labels has 0 `records`, images."""
+    """A file of a packed data set, as the manifest lists it.
+
+    `records` is the number of images in it; 0 for the file with the labels.
+    """
 
     file: str
     bytes: int

@@ -72,7 +72,10 @@ class ImageRow(NamedTuple):
 
 
 class LabelInput(NamedTuple):
-    """A file or folder of labels to read, with `config.data`. Without known classes (None), it should list them."""
+    """A file or folder of labels to read.
+
+    `config` is `config.data`. `classes` are the known classes; None if the file should list them.
+    """
 
     path: Path
     config: ConfigDict

@@ -117,7 +117,10 @@ def difficult_treatment(data_config: ConfigDict, split: str) -> str:
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of the user's own images; UserError, with what it `holds`, if there is none."""
+    """Return the folder `data.root` of the user's own images; UserError if it does not exist.
+
+    `holds` describes the expected content of the folder in the error.
+    """
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         raise UserError(

@@ -121,7 +121,10 @@ def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> Ima
 
 # ------------------------------------------------------------------------------------------------------------- columns
 def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike) -> int:
-    """Return the index of a column in `header`, in any case; UserError without it, with the key or list `named_by`."""
+    """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
+
+    `named_by` is the config key or the list from which the name comes, for the error.
+    """
     if (column := find_name(header, name)) is None:
         marks = [mark for mark in ";\t|" if len(header) == 1 and mark in header[0]]
         remedy = f"save it with commas instead of {marks[0]!r}" if marks else "correct one of the two"

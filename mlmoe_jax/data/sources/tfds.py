@@ -140,7 +140,10 @@ def _is_image(feature) -> bool:
 
 
 def _class_label(feature):
-    """Return the ClassLabel in a feature: itself, of a sequence, or `label` of a sequence of objects; or None."""
+    """Return the ClassLabel feature in a feature; None if there is none.
+
+    The feature may be a ClassLabel, a sequence of them, or a sequence of objects with a feature `label`.
+    """
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:

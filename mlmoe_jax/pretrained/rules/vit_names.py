@@ -163,9 +163,9 @@ FLAX_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 
 
 def _scenic() -> Rules:
-    """Return the rules of the vision tower of TIPSv2 in the files for JAX, with two class tokens in one tensor.
+    """Return the rules of the vision tower of TIPSv2 in the files for JAX.
 
-    The position of the first is added to it.
+    Its two class tokens are one tensor. The position of the first is added to it.
     """
     tokens, block = "encoder/ToTokenSequence_0", r"encoder/transformer/encoderblock_(\d+)"
     gated, gate_and_value = f"{block}/FFNSwiGluFused_0", ("Dense_0", "Dense_1")
