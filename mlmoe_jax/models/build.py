@@ -32,8 +32,7 @@ from mlmoe_jax.runtime.setup import dtypes
 class Classifier(nnx.Module):
     """A model: a backbone, optional prompts and other adapters, and a head.
 
-    `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`. `kernels` is a value of
-    `config.model.kernels`.
+    `precision` is a value of `jax.default_matmul_precision`, and `kernels` of `config.model.kernels`.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class Classifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Prediction:
-        """Classify images.
+        """Classify images f32[B,H,W,3].
 
         Args:
-          image: f32[B,H,W,3].
           labels: f32[B,K], for models whose training reads the labels.
           rngs: for dropout in training.
           return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
@@ -175,23 +173,16 @@ def backbone_shape(config: ConfigDict) -> BackboneShape:
 
 
 def reads_final_norm(backbone: str, *, prompts: bool) -> bool:
-    """Return whether a head reads features after the final norm of the backbone with this name.
+    """Return whether a head that reads `prompts`, or does not, reads features after the final norm of a backbone.
 
     ML-VPT's code reads the prompts of some backbones before the final norm. VPT's code reads the class token after the
     final norm for all backbones.
-
-    Args:
-      backbone: `config.model.backbone.name`.
-      prompts: whether the head reads prompts.
     """
     return not prompts or catalog.entry(backbone).final_norm
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
-    """Build the model of a config for the labels of a label space, with random weights.
-
-    Raises UserError for adapters of a backbone that is not a ViT.
-    """
+    """Build the model of a config for a label space, with random weights. UserError: adapters without a ViT."""
     settings = config.model
     matmul_dtype, _ = dtypes(config)
     dtype = None if matmul_dtype == "float32" else jnp.dtype(matmul_dtype)

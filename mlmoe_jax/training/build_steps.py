@@ -31,33 +31,19 @@ ANY_LENGTH = 10**9
 
 @dataclass(frozen=True)
 class Steps:
-    """The optimizer and the compiled steps for one model on one mesh.
-
-    Attributes:
-      definition: the structure of the model.
-      num_labels: the number of labels, K.
-      mesh: the mesh of devices.
-      label_axes: result of `label_axes_for`.
-      preprocess: conversion of images to the model input.
-      optimizer: the optimizer.
-      averages: whether the training state has moving averages of the parameters.
-      objective: the training loss.
-      learning_rate: maps the number of steps taken to the learning rate, f32[].
-      train_step: the training step.
-      eval_step: the evaluation step, a result of `make_eval_step`.
-    """
+    """The optimizer and the compiled steps for one model on one mesh."""
 
     definition: ModelDef
     num_labels: int
     mesh: Mesh
-    label_axes: LabelAxes | None
+    label_axes: LabelAxes | None  # result of `label_axes_for`
     preprocess: Preprocess
     optimizer: optax.GradientTransformation
-    averages: bool
+    averages: bool  # whether the training state has moving averages of the parameters
     objective: Objective
-    learning_rate: Callable[[int], jax.Array]
+    learning_rate: Callable[[int], jax.Array]  # maps the number of steps taken to the learning rate, f32[]
     train_step: TrainStep
-    eval_step: Callable[..., dict[str, Any]]
+    eval_step: Callable[..., dict[str, Any]]  # the evaluation step, a result of `make_eval_step`
 
     def initial_state(self, parts: Parts) -> TrainState:
         """Return the initial training state of a model. It is not placed on the mesh yet."""
@@ -69,10 +55,8 @@ class Steps:
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
         """Return the initial training state of a model, placed on the mesh.
 
-        Args:
-          parts: the model.
-          resumes: if True, all values except the frozen weights are ShapeDtypeStructs with shardings. The checkpoint
-            must then be restored into the state.
+        If it `resumes`, all values except the frozen weights are ShapeDtypeStructs with shardings, into which the
+        checkpoint must be restored.
         """
         state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
@@ -103,10 +87,7 @@ def build_steps(
     """Build the optimizer and the steps of a config for a model. Nothing is compiled yet.
 
     Args:
-      config: the config.
       parts: the model. Its values may be ShapeDtypeStructs.
-      preprocess: conversion of images to the model input.
-      mesh: the mesh of devices.
       train_labels: i8[N,K], the label codes of the training split. The loss may depend on them.
       total_steps: the number of steps of the whole training.
       names: the names of the labels, as in `objective.training_labels`.
@@ -146,17 +127,9 @@ def build_steps(
 
 
 def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
-    """Return the model and the steps of a config without reading data or weights.
+    """Return the model, whose values are ShapeDtypeStructs, and the steps of a config, without reading data or weights.
 
-    All values of the model are ShapeDtypeStructs.
-
-    Args:
-      config: the config.
-      mesh: the mesh of devices.
-      num_labels: the number of labels. 0 = as in the data set.
-
-    Raises:
-      UserError: `num_labels` is 0, and the number of labels is unknown without reading the data.
+    `num_labels` = 0 takes the number of the data set. Raises UserError if that is unknown without reading the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
     parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)

@@ -63,12 +63,7 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
     3. the pretrained backbone; the other values are random,
     4. random values.
 
-    Args:
-      config: the config of the training.
-      folder: the run folder; None = there is none.
-
-    Raises:
-      UserError: the origin is missing or does not fit the config.
+    Raises UserError if the origin is missing or does not fit the config.
     """
     location = config.init_from
     if folder is not None and has_checkpoint(folder):
@@ -95,10 +90,7 @@ class RunOrigin(Origin):
 
 @dataclass(frozen=True)
 class Resumed(RunOrigin):
-    """The training in `folder`, to be resumed.
-
-    `parts` reads only the frozen weights. All values that the checkpoint holds are ShapeDtypeStructs.
-    """
+    """The training in `folder`, to be resumed. `parts` reads the frozen weights; other values are ShapeDtypeStructs."""
 
     resumes = True
 
@@ -145,12 +137,7 @@ class OfficialFile(Origin):
         return parts
 
     def _report(self, report: LoadReport, only_head: bool) -> None:
-        """Print which parameters were loaded, unused or missing, and where the authors' code differs from the config.
-
-        Args:
-          report: the result of `load_official`.
-          only_head: whether the file has no parameters of the backbone.
-        """
+        """Print which parameters were loaded, unused or missing, and what the authors' code computes differently."""
         path, missing = self.path, report.missing
         status(f"init_from {path}: {len(report.loaded)} parameters from the {report.layout} layout")
         if only_head:
@@ -237,12 +224,7 @@ class OtherRun(RunOrigin):
 
 # ----------------------------------------------------------------------------------------------------------- values
 def _require_same_table(parts: Parts, table: Any) -> None:
-    """Raise UserError if the loaded position embedding is trainable and has another shape than `table`.
-
-    Args:
-      parts: the model with the loaded position embedding.
-      table: the position embedding of the backbone in the config, an array or ShapeDtypeStruct.
-    """
+    """Raise UserError if the position embedding is trainable and has another shape than `table`, the backbone's."""
     trained = parts.trainable.get(POSITION_TABLE)
     if trained is not None and trained.shape != table.shape:
         raise UserError(
@@ -252,12 +234,8 @@ def _require_same_table(parts: Parts, table: Any) -> None:
 
 
 def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
-    """Return whether a setting of a PEFT adapter equals the setting in the config.
-
-    Args:
-      key: the name of the setting. For `targets`, the order of the values does not matter.
-      value: the value in the config.
-      adapter_value: the value of the adapter.
+    """Return whether a setting of a PEFT adapter equals the setting in the config; the order of `targets` does not
+    matter.
     """
     if key == "targets":
         return set(value or ()) == set(adapter_value)

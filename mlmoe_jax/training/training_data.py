@@ -38,23 +38,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The splits and the label space of a training.
-
-    Attributes:
-      train_split: the training split.
-      eval_splits: name -> split, for all splits to evaluate.
-      label_space: the names, groups and statistics of the labels.
-      skipped: the images of the training split that could not be read.
-      images: the record of the images, for the run folder.
-      reordered: whether a resumed run has other training images than before, or another order of them.
-    """
+    """The splits and the label space of a training."""
 
     train_split: Split
-    eval_splits: dict[str, Split]
-    label_space: LabelSpace
-    skipped: SkippedImages
-    images: ImageRecord
-    reordered: bool = False
+    eval_splits: dict[str, Split]  # name -> split, for all splits to evaluate
+    label_space: LabelSpace  # the names, groups and statistics of the labels
+    skipped: SkippedImages  # the images of the training split that could not be read
+    images: ImageRecord  # the record of the images, for the run folder
+    reordered: bool = False  # whether a resumed run has other training images than before, or another order of them
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of training steps per pass over the training split."""
@@ -65,7 +56,6 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     """Open the splits of a training, check them, and log warnings about the data and the config.
 
     Args:
-      config: the config of the training.
       origin: the origin of the initial values; None = the pretrained backbone, or random values. The label space of a
         resumed run is read from its folder, because a recomputed label space can differ: another version of a library
         may group labels differently, and the file of word vectors may have changed.
@@ -92,10 +82,10 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
-    """Return the names of all splits that a training evaluates.
+    """Return the names of the splits that a training evaluates: to select weights, to fit thresholds, and the test
+    splits.
 
-    These are the split on which weights are selected, the split on which thresholds are fitted, and the test splits. A
-    name can occur more than once.
+    A name can occur more than once.
     """
     names = [selection_split(config)]
     if config.thresholds.at_end:
@@ -115,10 +105,9 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
-    """Read the label space of the run in the folder. Log a warning if the training split has changed since then.
+    """Read the label space of the run in the folder, or raise UserError if it has other labels than the training split.
 
-    Raises:
-      UserError: the run cannot continue on the training split.
+    Logs a warning if the training split has changed since the run started.
     """
     space = read_label_space(folder)
     if space.names != tuple(train_split.classes):
@@ -135,14 +124,8 @@ def _record_images(
 ) -> tuple[ImageRecord, bool]:
     """Return the record of the images of a training, compared with the record of the run that it starts from.
 
-    Images that the values were trained on and that are to be evaluated are a warning. If the run is resumed and did not
-    evaluate them before, they are an error.
-
-    Returns:
-      The record, and the result of `_report_order` for a resumed run; otherwise False.
-
-    Raises:
-      UserError: the run cannot continue with these images.
+    The second result is `_report_order` for a resumed run; otherwise False. Images that the values were trained on and
+    that are to be evaluated are a warning. If the run is resumed and did not evaluate them before, they are an error.
     """
     others = [split for split in eval_splits.values() if split.name != config.data.train_split]
     record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
@@ -162,17 +145,10 @@ def _record_images(
 def _report_order(
     config: ConfigDict, folder: RunFolder, train_split: Split, now: ImageRecord, before: ImageRecord
 ) -> bool:
-    """Return whether the training images of a resumed run, or their order, have changed, and log warnings.
+    """Return whether the training images of a resumed run, or their order, have changed since `before`, and log
+    warnings.
 
-    Args:
-      config: the config of the training.
-      folder: the run folder.
-      train_split: the training split.
-      now: the record of the images.
-      before: the record in the run folder.
-
-    Raises:
-      UserError: the loss has values per training image.
+    Raises UserError if they have, and the loss has values per training image.
     """
     if moved := before.find_evaluated(train_split.ids):
         _logger.warning(
@@ -205,12 +181,10 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
 
 
 def with_features(data: TrainingData, extractor: FeatureExtractor) -> TrainingData:
-    """Return a copy of `data` whose splits hold cached backbone features instead of images.
+    """Return a copy of `data` with cached backbone features instead of images. Those not in the cache are computed
+    first.
 
-    Features that are not in the cache are computed and stored first.
-
-    Raises:
-      UserError: there is not enough disk space.
+    Raises UserError if there is not enough disk space.
     """
     train_split = extractor.cached(data.train_split)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}

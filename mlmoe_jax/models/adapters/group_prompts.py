@@ -21,10 +21,7 @@ SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per va
 
 
 class GroupPrompts(DeepPrompts):
-    """Deep prompts with M prompts per label group and side (ML-VPT, sec. 4.2).
-
-    A side is one of the two groupings of the labels, `co` or `dc`.
-    """
+    """Deep prompts with M prompts per label group and side, `co` or `dc`, a grouping of labels (ML-VPT, sec. 4.2)."""
 
     uses_groups = True
 
@@ -48,10 +45,7 @@ class GroupPrompts(DeepPrompts):
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes of the prompts, from slowest to fastest: side, expert and group.
-
-    As in the authors' checkpoints, expert e of group t on side s is prompt s·M·G + e·G + t.
-    """
+    """Return the sizes of the axes side, expert and group: prompt s·M·G + e·G + t, as in the authors' checkpoints."""
     return sides, per_group, groups
 
 

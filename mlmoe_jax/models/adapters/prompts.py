@@ -37,12 +37,10 @@ class _PromptTokens(Adapter):
     """The base class of all prompt methods: an optional projection from a narrower width, and dropout (VPT's code).
 
     Args:
-      width: D.
       learned: the number of prompts in all blocks.
       project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
         width of the backbone, without projection.
       dropout: dropout rate of the entries of the projected prompts, independent per image.
-      rngs: for initial values.
     """
 
     key_values = 0
@@ -96,15 +94,8 @@ class _PromptTokens(Adapter):
 class DeepPrompts(_PromptTokens):
     """One set of P prompt tokens per block, f32[L,1,P,D] (VPT, sec. 3.2; ML-VPT, eq. 8).
 
-    Initial values are drawn from U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
-
-    Args:
-      depth: L.
-      width: D.
-      patch: pixels per patch.
-      count: P.
-      mask: bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
-      rngs, **settings: see `_PromptTokens`.
+    `mask` is bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True. `settings` are those
+    of `_PromptTokens`.
     """
 
     def __init__(
@@ -133,13 +124,11 @@ class ShallowPrompts(_PromptTokens):
     GateVPT is "Improving visual prompt tuning for self-supervised vision transformers" (Yoo et al., ICML 2023).
 
     Args:
-      depth, width, patch, count: see `DeepPrompts`.
       gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i)
         + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
         GateVPT's code.
       learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
         1, as in GateVPT (see `clamp` and `clip_to_bounds`).
-      rngs, **settings: see `_PromptTokens`.
     """
 
     def __init__(
@@ -179,7 +168,6 @@ class PrunablePrompts(DeepPrompts):
     """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
     Args:
-      depth, width, patch, count: see `DeepPrompts`.
       key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
         with the heads concatenated.
       shared: use one tensor for keys and values, the default of the authors' code.
@@ -191,7 +179,6 @@ class PrunablePrompts(DeepPrompts):
       segment_mask: initial values f32[P,segments]; None = ones.
       absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise tokens attend to their zero
         vectors, as in the authors' code.
-      rngs, **settings: see `_PromptTokens`.
     """
 
     prunable = True
@@ -290,10 +277,10 @@ def _clamp_derivative(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.A
 
 
 def clip_to_bounds(params: Params) -> Params:
-    """Return parameters clamped to their `BOUNDS`.
+    """Return parameters clamped to their `BOUNDS`, with which a training step begins.
 
-    A training step begins with this function, because GateVPT's code clamps the stored temperatures before each forward
-    pass, and its optimizer updates and decays the clamped values.
+    GateVPT's code clamps the stored temperatures before each forward pass, and its optimizer updates and decays the
+    clamped values.
     """
     bounds = {path: rules.first_match(BOUNDS, path, None) for path in params}
     return {path: jnp.clip(value, *bounds[path]) if bounds[path] else value for path, value in params.items()}

@@ -1,6 +1,6 @@
-"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's code, without stochastic depth.
+"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's code.
 
-Stochastic depth regularizes long trainings from scratch and does not affect evaluation.
+Stochastic depth, which regularizes long trainings from scratch and does not affect evaluation, is left out.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ NORM_EPSILON = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ConvNeXtShape(BackboneShape):
-    """The architecture of a ConvNeXt.
+    """The architecture of a ConvNeXt."""
 
-    Attributes:
-      blocks: the number of blocks of each stage.
-      widths: the channels of each stage.
-      layer_scale: the initial value of the layer scales.
-    """
-
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    layer_scale: float = 1e-6
+    blocks: tuple[int, ...]  # the number of blocks of each stage
+    widths: tuple[int, ...]  # the channels of each stage
+    layer_scale: float = 1e-6  # the initial value of the layer scales
 
     @property
     def width(self) -> int:
@@ -66,10 +60,7 @@ class ConvNeXtShape(BackboneShape):
 def _convolution(
     inputs: int, outputs: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
-    """Return a convolution with a kernel of `size` × `size`.
-
-    If `depthwise`, it has stride 1 and keeps the size of the map. Otherwise, its stride is `size`, without padding.
-    """
+    """Return a convolution with stride `size` and no padding; a `depthwise` one keeps the size of the map."""
     return nnx.Conv(
         inputs,
         outputs,
@@ -85,10 +76,7 @@ def _convolution(
 
 
 class ConvNeXtBlock(nnx.Module):
-    """A residual block, x + s·MLP(LN(DW(x))) (ConvNeXt, figure 4).
-
-    DW is a depthwise 7×7 convolution, LN is LayerNorm, and s is a learned factor per channel.
-    """
+    """A residual block, x + s·MLP(LN(DW(x))), with a depthwise 7×7 convolution DW (ConvNeXt, figure 4)."""
 
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
@@ -134,8 +122,6 @@ class ConvNeXt(ConvolutionalBackbone):
     """A ConvNeXt without its classifier.
 
     Stages and blocks are numbered from 0. Parameter paths are such as `stages/2/blocks/5/mlp/fc1/kernel`.
-
-    With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
 
     def __init__(self, shape: ConvNeXtShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
@@ -147,10 +133,7 @@ class ConvNeXt(ConvolutionalBackbone):
         self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the feature map after the stem, then the feature map after each stage.
-
-        The strides of the maps, relative to the image, are 4, 4, 8, 16, ….
-        """
+        """Return the feature maps after the stem and after each stage, with strides of 4, 4, 8, 16, … pixels."""
         maps = [self.stem(image)]
         for stage in self.stages:
             maps.append(stage(maps[-1], self.remat))
@@ -159,9 +142,9 @@ class ConvNeXt(ConvolutionalBackbone):
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
         """Return the feature map after the last stage; with four stages, its size is ⌊H/32⌋ × ⌊W/32⌋.
 
-        The final norm is not applied here. The published model applies the final norm only to the mean of the map. In
-        this package, `__call__` also applies it to each cell, so that heads that read the map have inputs of a suitable
-        scale. Raises ValueError if a side of the images is smaller than the stride, 32 pixels with four stages.
+        The published model applies the final norm only to the mean of the map. Here, `__call__` also applies it to each
+        cell, so that heads that read the map have inputs of a suitable scale. Raises ValueError if a side of the images
+        is smaller than the stride, 32 pixels with four stages.
         """
         height, width = image.shape[1:3]
         if min(height, width) < self.shape.patch:

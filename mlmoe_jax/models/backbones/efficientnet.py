@@ -30,19 +30,12 @@ KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1,
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetLiteShape(BackboneShape):
-    """The architecture of an EfficientNet-Lite.
+    """The architecture of an EfficientNet-Lite."""
 
-    Attributes:
-      blocks: the number of blocks of each stage.
-      channels: the output channels of each stage.
-      stem: the output channels of the stem, the first convolution.
-      width: the output channels of the top, the last 1×1 convolution.
-    """
-
-    blocks: tuple[int, ...]
-    channels: tuple[int, ...]
-    stem: int = 32
-    width: int = 1280
+    blocks: tuple[int, ...]  # the number of blocks of each stage
+    channels: tuple[int, ...]  # the output channels of each stage
+    stem: int = 32  # the output channels of the stem, the first convolution
+    width: int = 1280  # the output channels of the top, the last 1×1 convolution
 
     any_size = True
     batch_norm_rule = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
@@ -118,12 +111,9 @@ class MBConv(nnx.Module):
 
 
 class EfficientNetLite(ConvolutionalBackbone):
-    """An EfficientNet-Lite without its classifier.
+    """An EfficientNet-Lite without its classifier; `batch_norm` is a mode of `BatchNorm`.
 
     Blocks are numbered from 0 across all stages. Parameter paths are such as `blocks/5/expand/conv/kernel`.
-
-    `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
-    recomputed in the backward pass.
     """
 
     def __init__(

@@ -25,13 +25,8 @@ class CosineHead(Head):
 
     u = v/‖v‖, where v is the feature `cls`, or its product with a projection. V f32[D,K] are the weights, and b f32[K]
     is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are the scores of the
-    image-text model, see `NameVectors`. Without them, the initial values are drawn as torch.nn.Linear draws them.
-
-    Args:
-      width: the width W of the backbone.
-      labels: K.
-      vectors: the vectors of the K names; None = random weights, and no projection.
-      rngs: for the weights.
+    image-text model, see `NameVectors`. Without them, there is no projection, and the initial values are drawn as
+    torch.nn.Linear draws them.
     """
 
     read = (CLS,)

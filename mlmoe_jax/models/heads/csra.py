@@ -27,15 +27,8 @@ class CSRAHead(Head):
 
     The score of cell n is s_n = v·x_n / ‖v‖, for the feature x_n of the cell and the vector v of label and head. The
     attended score is Σ_n a_n s_n with a = softmax over n of T s. The last of several heads has T = ∞, the largest
-    score. The norm of v and the temperatures T of 1, 2, 4, 6 or 8 heads are those of the authors' code, which has no
-    bias either.
-
-    Args:
-      width: D.
-      labels: K.
-      heads: H.
-      weight: λ.
-      rngs: for the weights.
+    score. The norm of v and the temperatures T of 1, 2, 4, 6 or 8 heads follow the authors' code, which has no bias
+    either. λ is `weight`.
     """
 
     read = (PATCHES,)

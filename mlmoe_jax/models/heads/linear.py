@@ -29,15 +29,12 @@ class LinearHead(Head):
     x is a feature of the image, V f32[D,K] are the weights, and b f32[K] is the bias.
 
     Args:
-      width: D.
-      labels: K.
       pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
         prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token
         and takes the log-mean-exp of the logits over patches. It is a smooth maximum, so a high logit at one patch is
         sufficient (Pinheiro and Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of
         their logits; `Prediction.terms` has the logits `cls` and `patches`. `max` classifies the largest value of each
         channel over the patches, as SpliceMix does.
-      rngs: for the weights.
     """
 
     by_label = True

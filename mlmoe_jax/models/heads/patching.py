@@ -27,11 +27,6 @@ class PatchingHead(Head):
     The paper calls this the total direct effect of an object. The formula is that of the authors' code, with three
     classifiers (`logits_attention=cross`) on two by two quarters. There, each quarter is augmented by itself; here, the
     quarters are of the augmented image. `Prediction.terms` has the logits `cls` and `quarters`, for a loss each.
-
-    Args:
-      width: D.
-      labels: K.
-      rngs: for the weights.
     """
 
     read = (CLS, QUARTERS)

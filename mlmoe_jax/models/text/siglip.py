@@ -30,10 +30,7 @@ class SiglipText(TextTower):
         return None
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return the output at the last token, padding or not, after the linear layer.
-
-        Raises ValueError if the tokens are not padded to the length of the shape.
-        """
+        """Return the output at the last token, after the linear layer. ValueError without padding to the length."""
         if tokens.shape[1] != self.shape.length:
             raise ValueError(f"SigLIP reads {self.shape.length} tokens with padding, not {tokens.shape[1]}")
         return self.proj(tokens[:, -1])
