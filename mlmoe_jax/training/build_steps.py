@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels
@@ -21,7 +22,7 @@ from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition,
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.training.mixing import make_mixing
-from mlmoe_jax.training.objective import Objective, training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
@@ -78,24 +79,22 @@ def build_steps(
     parts: Parts,
     preprocess: Preprocess,
     mesh: Mesh,
-    train_labels: np.ndarray,
+    labels: TrainingLabels,
     *,
     total_steps: int,
-    names: Sequence[str] = (),
     evaluated: ModelDef | None = None,
 ) -> Steps:
     """Build the optimizer and the steps of a config for a model. Nothing is compiled yet.
 
     Args:
       parts: the model. Its values may be ShapeDtypeStructs.
-      train_labels: i8[N,K], the label codes of the training split. The loss may depend on them.
+      labels: the training labels, on which the loss may depend.
       total_steps: the number of steps of the whole training.
-      names: the names of the labels, as in `objective.training_labels`.
       evaluated: the structure of the model for evaluation, from `evaluated_definition`. None = as in training.
     """
-    num_labels = train_labels.shape[1]
+    num_labels = labels.codes.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
-    objective = training_objective(config, train_labels, names)
+    objective = Objective(config.loss, labels)
     optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(
@@ -132,7 +131,8 @@ def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple
     `num_labels` = 0 takes the number of the data set. Raises UserError if that is unknown without reading the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
-    parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)
+    parts = abstract_parts(config, space)
+    labels = training_labels(config, np.zeros((1, len(space.names)), np.int8))
     evaluated, preprocess = evaluated_definition(config, parts, space), preprocess_for(config)
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=ANY_LENGTH, evaluated=evaluated)
     return parts, steps

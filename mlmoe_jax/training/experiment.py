@@ -39,7 +39,7 @@ class Experiment:
     @property
     def steps_per_epoch(self) -> int:
         """The number of training steps per pass over the training split."""
-        return self.data.steps_per_epoch(self.config.train.batch_size)
+        return self.data.labels.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
@@ -87,14 +87,11 @@ def make_experiment(
       UserError: features are cached although the backbone is trainable, or the disk has too little space for the
         features.
     """
-    labels, evaluated = data.train_split.labels, evaluated_definition(config, parts, data.label_space)
+    evaluated = evaluated_definition(config, parts, data.label_space)
     total_steps = ANY_LENGTH  # a fit takes no warm-up
     if fits_by_steps(config):
-        total_steps = config.train.epochs * data.steps_per_epoch(config.train.batch_size)
-    names = data.label_space.names
-    steps = build_steps(
-        config, parts, preprocess, mesh, labels, total_steps=total_steps, names=names, evaluated=evaluated
-    )
+        total_steps = config.train.epochs * data.labels.steps_per_epoch
+    steps = build_steps(config, parts, preprocess, mesh, data.labels, total_steps=total_steps, evaluated=evaluated)
     if config.data.cache_features != "no":
         require_frozen(parts)
         if resumes and parts.stats:

@@ -141,11 +141,7 @@ def training_objective(config: ConfigDict, codes: np.ndarray, names: Sequence[st
     return Objective(config.loss, training_labels(config, codes, names))
 
 
-def require_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> None:
-    """Raise UserError if the loss of a config cannot be computed or learned from the labels; arguments as
-    `training_labels`.
-    """
-    if any(config.loss.terms.values()) and (
-        mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes, names))
-    ):
+def require_labels(config: ConfigDict, labels: TrainingLabels) -> None:
+    """Raise UserError if the loss of a config cannot be computed or learned from the training labels."""
+    if any(config.loss.terms.values()) and (mistakes := LOSSES[config.loss.kind].label_mistakes(config, labels)):
         raise UserError("; ".join(mistakes))

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
-from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
@@ -30,7 +30,7 @@ from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import abbreviate, quantity
 from mlmoe_jax.training.initialization import Resumed, RunOrigin
-from mlmoe_jax.training.objective import require_labels
+from mlmoe_jax.training.objective import require_labels, training_labels
 from mlmoe_jax.training.selection import selection_split
 
 _logger = logging.getLogger(__name__)
@@ -41,15 +41,12 @@ class TrainingData:
     """The splits and the label space of a training."""
 
     train_split: Split
+    labels: TrainingLabels  # of the training split
     eval_splits: dict[str, Split]  # name -> split, for all splits to evaluate
     label_space: LabelSpace  # the names, groups and statistics of the labels
     skipped: SkippedImages  # the images of the training split that could not be read
     images: ImageRecord  # the record of the images, for the run folder
     reordered: bool = False  # whether a resumed run has other training images than before, or another order of them
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of training steps per pass over the training split."""
-        return steps_per_epoch(len(self.train_split), batch_size)
 
 
 def open_training_data(config: ConfigDict, origin: Origin | None = None) -> TrainingData:
@@ -70,7 +67,8 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     require_same_images(config.data.name, splits.values())
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data)
-    require_labels(config, train_split.labels, train_split.classes)
+    labels = training_labels(config, train_split.labels, train_split.classes)
+    require_labels(config, labels)
     eval_splits = {name: splits[name] for name in names}
     images, reordered = _record_images(config, train_split, eval_splits, origin)
     if isinstance(origin, Resumed):
@@ -78,7 +76,7 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     else:
         label_space = label_space_for(config, train_split)
     _report_data(config, train_split, eval_splits)
-    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split), images, reordered)
+    return TrainingData(train_split, labels, eval_splits, label_space, SkippedImages(train_split), images, reordered)
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
