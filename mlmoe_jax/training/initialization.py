@@ -160,10 +160,11 @@ class PeftFolder(Origin):
     def __post_init__(self):
         require_weights(self.config)
         name, settings = self.adapter.name, self.adapter.settings
-        configured = self.config.model.adapters.get(name, {})
-        other = [key for key, value in settings.items() if not _is_same_setting(key, configured.get(key), value)]
-        if other:
-            texts = {key: ",".join(value) if key == "targets" else value for key, value in settings.items()}
+        configured = dict(self.config.model.adapters.get(name, {}))
+        configured["targets"] = set(configured.get("targets", ()))
+        stored = settings | {"targets": set(settings["targets"])}
+        if other := [key for key, value in stored.items() if configured.get(key) != value]:
+            texts = settings | {"targets": ",".join(settings["targets"])}
             keys = " ".join(f"--config.model.adapters.{name}.{key}={texts[key]}" for key in other)
             raise UserError(f"the adapter in {self.adapter.path} has other settings than the config; add {keys}")
 
@@ -204,13 +205,12 @@ class OtherRun(RunOrigin):
         status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
         grouped = prompts_class(config).uses_groups and match.same_groups
         report_transfer(match, label_space, source_space, skipped, grouped=grouped)
-        parts = Parts(
-            base.definition,
-            {path: transferred.get(path, value) for path, value in base.trainable.items()},
-            {path: transferred.get(path, value) for path, value in base.frozen.items()},
-            {path: transferred.get(path, value) for path, value in base.stats.items()},
-            unpublished=frozenset(base.frozen) - published,
+        trainable, frozen, stats = (
+            {path: transferred.get(path, value) for path, value in part.items()}
+            for part in (base.trainable, base.frozen, base.stats)
         )
+        unpublished = frozenset(frozen) - published
+        parts = replace(base, trainable=trainable, frozen=frozen, stats=stats, unpublished=unpublished)
         _require_same_table(parts, base.trainable.get(POSITION_TABLE))
         return parts
 
@@ -231,15 +231,6 @@ def _require_same_table(parts: Parts, table: Any) -> None:
             f"the position table of config.init_from has {trained.shape[1]} entries, and the table of the backbone has "
             f"{table.shape[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in config.trainable"
         )
-
-
-def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
-    """Return whether a setting of a PEFT adapter equals the setting in the config; the order of `targets` does not
-    matter.
-    """
-    if key == "targets":
-        return set(value or ()) == set(adapter_value)
-    return value == adapter_value
 
 
 def _without(values: Params, paths: set[str]) -> Params:

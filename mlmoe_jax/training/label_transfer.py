@@ -40,6 +40,12 @@ class Counterparts:
         """Whether both models have the same labels in the same order."""
         return self.names == self.source_names
 
+    @property
+    def common(self) -> list[str]:
+        """The labels that both models have, in the order of the model."""
+        source_names = set(self.source_names)
+        return [name for name in self.names if name in source_names]
+
     def axes_at(self, path: str) -> tuple[Axes, Axes]:
         """Return (names of the axes in the model, names of the axes in the source) of the parameter at `path`."""
         return self.axes.get(path, ()), self.source_axes.get(path, ())
@@ -129,22 +135,16 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
     same_number = further == value.shape[axes[0]] - len(match.source_names)
     if not same_number or np.delete(initial.shape, axes).tolist() != np.delete(value.shape, axes).tolist():
         return None, "another shape"
-    rows, source_rows = _common_rows(match, further)
+    rows, source_rows = (_rows(names, match.common, further) for names in (match.names, match.source_names))
     mixed = np.array(jax.device_get(initial))
     mixed[_block(mixed.shape, axes, rows)] = value[_block(value.shape, axes, source_rows)]
     return mixed, ""
 
 
-def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the rows to copy in the model and in the source: of each label of both, then the `further` rows after
-    labels.
-    """
-    index_of = {name: index for index, name in enumerate(match.source_names)}
-    rows = [row for row, name in enumerate(match.names) if name in index_of]
-    source_rows = [index_of[match.names[row]] for row in rows]
-    rows += range(len(match.names), len(match.names) + further)
-    source_rows += range(len(match.source_names), len(match.source_names) + further)
-    return rows, source_rows
+def _rows(names: Sequence[str], common: Sequence[str], further: int) -> list[int]:
+    """Return the rows of `common` in a parameter with a row for each of `names`, then the `further` rows."""
+    row_of = {name: row for row, name in enumerate(names)}
+    return [*(row_of[name] for name in common), *range(len(names), len(names) + further)]
 
 
 def _block(shape: Sequence[int], axes: Iterable[int], rows: list[int]) -> tuple[np.ndarray, ...]:
@@ -165,40 +165,23 @@ def report_transfer(
 
     If both models are `grouped` in the same structure of prompts, labels that change their group are printed too.
     """
-    _report_labels(match)
-    if grouped:
-        _report_groups(match, space, source_space)
-    for reason, paths in skipped.items():
-        status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
-
-
-def _report_labels(match: Counterparts) -> None:
-    """Print the labels that both models have, the new labels, and the labels of the source that are not used."""
-    if match.same_labels:
-        return
-    common = _common_labels(match)
-    new = [name for name in match.names if name not in set(common)]
-    left_out = [name for name in match.source_names if name not in set(common)]
-    status(
-        f"labels matched by name: {', '.join(common) or 'none'}; new: {', '.join(new) or 'none'}; left out: "
-        f"{', '.join(left_out) or 'none'}"
-    )
-
-
-def _report_groups(match: Counterparts, space: LabelSpace, source_space: LabelSpace) -> None:
-    """Print the labels that both models have, but in different groups."""
+    common = match.common
+    if not match.same_labels:
+        known = set(common)
+        lists = {
+            "labels matched by name": common,
+            "new": [name for name in match.names if name not in known],
+            "left out": [name for name in match.source_names if name not in known],
+        }
+        status("; ".join(f"{text}: {', '.join(names) or 'none'}" for text, names in lists.items()))
     groups, source_groups = _groups_by_label(space), _groups_by_label(source_space)
-    if moved := [name for name in _common_labels(match) if groups[name] != source_groups[name]]:
+    if moved := [name for name in common if grouped and groups[name] != source_groups[name]]:
         status(
             f"{len(moved)} of these labels change their groups ({', '.join(moved)}) and start with prompts that were "
             "trained for other labels; model.prompts.groups can name a file with the same groups"
         )
-
-
-def _common_labels(match: Counterparts) -> list[str]:
-    """Return the labels that both models have, in the order of the model."""
-    source_names = set(match.source_names)
-    return [name for name in match.names if name in source_names]
+    for reason, paths in skipped.items():
+        status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
 
 def _groups_by_label(space: LabelSpace) -> dict[str, tuple[int, int]]:

@@ -5,8 +5,8 @@ Shape letters: P prompts, D width, S sides, G groups per side, M prompts (= expe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
-from mlmoe_jax.models.contracts import BackboneShape
 
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
@@ -26,10 +25,13 @@ class GroupPrompts(DeepPrompts):
     uses_groups = True
 
     @classmethod
-    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
+    def prompts_per_block(cls, settings: ConfigDict) -> int:
+        return math.prod(_axes(len(SIDES[settings.sides]), settings.num_groups, settings.per_group))
+
+    @classmethod
+    def prompt_mask(cls, settings: ConfigDict) -> np.ndarray | None:
         group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
-        mask = prompt_mask(settings.attention_mask, group_of)
-        return super().options(settings, shape) | {"count": len(group_of), "mask": mask}
+        return prompt_mask(settings.attention_mask, group_of)
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
