@@ -172,11 +172,6 @@ class Adapter(nnx.Module):
         return 0
 
     @classmethod
-    def key(cls) -> str:
-        """Return the name of the adapter in `model.adapters`; by default, the class name in lower case."""
-        return cls.__name__.lower()
-
-    @classmethod
     def describe(cls, settings: ConfigDict) -> str:
         """Return a description of the adapter for the report and the model card."""
         return cls.__name__

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import targets
@@ -154,26 +153,25 @@ class LargeLossCorrection(LargeLossRejection):
 
 
 # -------------------------------------------------------------------------------------------------- SP: single positive
-def assume_negative(
-    logits: Float[Array, "*shape"], labels: Float[Array, "*shape"], *, negative_weight: float = 1.0
-) -> Float[Array, "*shape"]:
-    """Return y n(p) + w (1 − y) n(1 − p), per element (SP), for n(x) = −log(x + 1e-5) and w = `negative_weight`."""
-    present, absent = negative_logs(logits)
-    return labels * present + negative_weight * (1 - labels) * absent
-
-
 def negative_logs(logits: Array) -> tuple[Array, Array]:
     """Return n(p) and n(1 − p) for p = σ(logits) and n(x) = −log(x + 1e-5)."""
     return -jnp.log(jax.nn.sigmoid(logits) + LOG_OFFSET), -jnp.log(jax.nn.sigmoid(-logits) + LOG_OFFSET)
 
 
 class AssumeNegative(Loss):
-    """AN: binary cross-entropy with 1e-5 in its logarithms."""
+    """AN: binary cross-entropy with 1e-5 in its logarithms, y n(p) + (1 − y) n(1 − p) for the label y."""
 
     assumes_negatives = True
+    smoothing = 0.0
+
+    def negative_weight(self, labels: int) -> float:
+        """Return the factor of the loss of a negative, for a number of labels."""
+        return 1.0
 
     def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels)
+        labels = examples.labels * (1 - 2 * self.smoothing) + self.smoothing
+        present, absent = negative_logs(logits)
+        return labels * present + self.negative_weight(logits.shape[1]) * (1 - labels) * absent
 
 
 class IgnoreUnknown(AssumeNegative):
@@ -183,23 +181,17 @@ class IgnoreUnknown(AssumeNegative):
     averages_all = True
 
 
-class WeakAssumeNegative(Loss):
+class WeakAssumeNegative(AssumeNegative):
     """WAN: negatives have the weight 1 / (K − 1)."""
 
-    assumes_negatives = True
-
-    def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels, negative_weight=1 / max(1, logits.shape[1] - 1))
+    def negative_weight(self, labels):
+        return 1 / max(1, labels - 1)
 
 
-class SmoothedAssumeNegative(Loss):
+class SmoothedAssumeNegative(AssumeNegative):
     """AN-LS: AN with the labels 1 − smoothing and smoothing."""
 
-    assumes_negatives = True
     smoothing = 0.1
-
-    def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels * (1 - 2 * self.smoothing) + self.smoothing)
 
 
 class ExpectedPositives(Loss):

@@ -23,6 +23,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -243,8 +244,7 @@ class QueryDecoder(nnx.Module):
         """Return the inputs of the first decoder layer: query tokens, query positions or None, and memory keys."""
         queries = self._queries()[None]
         tokens, query_positions = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
-        drop = self.layers[0].dropout
-        if drop.rate and not drop.deterministic:
+        if drops(self.layers[0].dropout):
             # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)

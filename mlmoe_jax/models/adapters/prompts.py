@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
@@ -73,7 +74,7 @@ class _PromptTokens(Adapter):
         """Return prompts f32[L,1,P,d], projected to width D and, in training, with dropout: f32[L, 1 or B, P, D]."""
         if self.projection is not None:
             tokens = self.projection(tokens)
-        if self.dropout.deterministic or not self.dropout.rate:
+        if not drops(self.dropout):
             return tokens
         tokens = jnp.broadcast_to(tokens, (tokens.shape[0], batch, *tokens.shape[2:]))
         return self.dropout(tokens, rngs=rngs)

@@ -14,10 +14,10 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
-from mlmoe_jax.models.layers.dispatch import convolve, dot_general
+from mlmoe_jax.models.layers.dispatch import dot_general
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
@@ -61,18 +61,9 @@ def _convolution(
     inputs: int, outputs: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
     """Return a convolution with stride `size` and no padding; a `depthwise` one keeps the size of the map."""
-    return nnx.Conv(
-        inputs,
-        outputs,
-        (size, size),
-        strides=1 if depthwise else size,
-        padding=((size // 2, size // 2),) * 2 if depthwise else "VALID",
-        feature_group_count=inputs if depthwise else 1,
-        kernel_init=nnx.initializers.truncated_normal(0.02),
-        conv_general_dilated=convolve,
-        dtype=dtype,
-        rngs=rngs,
-    )
+    place = {"feature_group_count": inputs} if depthwise else {"strides": size, "padding": "VALID"}
+    draw = nnx.initializers.truncated_normal(0.02)
+    return convolution(inputs, outputs, size, **place, kernel_init=draw, dtype=dtype, rngs=rngs)
 
 
 class ConvNeXtBlock(nnx.Module):
@@ -113,9 +104,7 @@ class Stage(nnx.Module):
     def __call__(self, x: Float[ArrayLike, "b _ _ _"], remat: bool) -> Float[Array, "b _ _ d"]:
         if self.downsample is not None:
             x = self.downsample(x)
-        for block in self.blocks:
-            x = run_block(block, x, remat=remat)
-        return x
+        return run_blocks(self.blocks, x, remat=remat)
 
 
 class ConvNeXt(ConvolutionalBackbone):

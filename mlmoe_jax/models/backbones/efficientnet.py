@@ -16,11 +16,10 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.published import PublishedFile
 
@@ -60,17 +59,16 @@ def _conv_norm(
     rngs: nnx.Rngs,
 ) -> ConvNorm:
     """Return a convolution without bias and its batch normalization. A depthwise one needs `inputs` = `outputs`."""
-    conv = nnx.Conv(
+    conv = convolution(
         inputs,
         outputs,
-        (size, size),
+        size,
         strides=stride,
         padding="SAME",
         feature_group_count=inputs if depthwise else 1,
         use_bias=False,
         # As in the authors' code, the fan of a depthwise kernel counts one channel.
         kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
-        conv_general_dilated=convolve,
         dtype=dtype,
         rngs=rngs,
     )
@@ -143,9 +141,7 @@ class EfficientNetLite(ConvolutionalBackbone):
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
         """Return the feature map of the last 1×1 convolution, of size ⌈H/32⌉ × ⌈W/32⌉. Images may have any size."""
         x = jax.nn.relu6(self.stem(image))
-        for block in self.blocks:
-            x = run_block(block, x, remat=self.remat)
-        return jax.nn.relu6(self.top(x))
+        return jax.nn.relu6(self.top(run_blocks(self.blocks, x, remat=self.remat)))
 
 
 def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -> BackboneEntry:

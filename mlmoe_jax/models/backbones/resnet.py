@@ -15,11 +15,11 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.dispatch import convolve, max_pool, rectify
+from mlmoe_jax.models.layers.dispatch import max_pool, rectify
 from mlmoe_jax.models.layers.initializers import Dtype
 
 EXPANSION = 4
@@ -52,18 +52,9 @@ class ResNetShape(BackboneShape):
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:
-    return nnx.Conv(
-        inputs,
-        outputs,
-        (size, size),
-        strides=stride,
-        padding=((size // 2, size // 2),) * 2,
-        use_bias=False,
-        kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
-        conv_general_dilated=convolve,
-        dtype=dtype,
-        rngs=rngs,
-    )
+    draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+    settings = {"strides": stride, "use_bias": False, "kernel_init": draw}
+    return convolution(inputs, outputs, size, **settings, dtype=dtype, rngs=rngs)
 
 
 class Bottleneck(nnx.Module):
@@ -84,8 +75,7 @@ class Bottleneck(nnx.Module):
         shortcut = None
         if stride != 1 or inputs != outputs:
             conv = _convolution(inputs, outputs, 1, stride, dtype, rngs)
-            norm = BatchNorm(outputs, mode=batch_norm, dtype=dtype)
-            shortcut = ConvNorm(conv, norm)
+            shortcut = ConvNorm(conv, BatchNorm(outputs, mode=batch_norm, dtype=dtype))
         self.shortcut = shortcut
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
@@ -132,10 +122,7 @@ class ResNet(ConvolutionalBackbone):
         x = jax.nn.relu(self.stem(image))
         maps = [max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
         for stage in self.stages:
-            x = maps[-1]
-            for block in stage:
-                x = run_block(block, x, remat=self.remat)
-            maps.append(x)
+            maps.append(run_blocks(stage, maps[-1], remat=self.remat))
         return maps
 
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:

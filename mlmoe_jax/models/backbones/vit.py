@@ -99,14 +99,6 @@ class ViTShape(BackboneShape):
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ViT:
         return ViT(self, **options)
 
-    def initial_positions(self) -> jax.Array:
-        """Return the initial position table f32[1,C+N,D]: zeros for C = 0 or 1 class tokens, then sine positions.
-
-        With it, training from scratch is several times faster than with random values.
-        """
-        table = sine_positions(self.native // self.patch, self.width)
-        return jnp.pad(table, ((0, 0), (int(self.class_token), 0), (0, 0)))
-
     def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
         """Build one block with random weights."""
         return Block(
@@ -120,11 +112,6 @@ class ViTShape(BackboneShape):
             dtype=dtype,
             rngs=rngs,
         )
-
-    def build_pool(self, *, dtype: Dtype, rngs: nnx.Rngs) -> AttentionPool:
-        """Build the attention pool of a shape without class token, with random weights."""
-        sizes = self.width, self.heads, self.hidden
-        return AttentionPool(*sizes, mlp=self.mlp, eps=self.eps, dtype=dtype, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return (multiply-adds of linear layers and norms, multiply-adds of attention, number of patches N).
@@ -174,7 +161,10 @@ class ViT(nnx.Module):
         if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if shape.rotary_base is None:
-            self.pos_embed = nnx.Param(shape.initial_positions())
+            # Zeros for a class token, sines for patches: training from scratch is several times faster than with random
+            # values.
+            table = sine_positions(shape.native // shape.patch, width)
+            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0))))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, width)))
         if shape.registers:
@@ -183,7 +173,8 @@ class ViT(nnx.Module):
             self.norm_pre = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
         self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
         self.norm = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
-        self.pool = None if shape.class_token else shape.build_pool(dtype=dtype, rngs=rngs)
+        options = {"mlp": shape.mlp, "eps": shape.eps, "dtype": dtype, "rngs": rngs}
+        self.pool = None if shape.class_token else AttentionPool(width, shape.heads, shape.hidden, **options)
 
     def embed(self, image: jax.Array, deltas: Deltas = NO_DELTAS) -> tuple[jax.Array, tuple[int, int]]:
         """Return the input tokens f32[B,C+R+N,D] of the first block, and the patch grid (rows, columns).

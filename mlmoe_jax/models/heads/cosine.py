@@ -15,9 +15,9 @@ from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.heads.linear import label_linear
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prediction
-from mlmoe_jax.models.partition import LABEL, axes
 
 
 class CosineHead(Head):
@@ -39,8 +39,7 @@ class CosineHead(Head):
         initial = {}
         if vectors is not None:
             initial = {"kernel_init": _fixed(vectors.kernel()), "bias_init": _fixed(vectors.offsets())}
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.classifier = torch_linear(inputs, labels, **metadata, **initial, rngs=rngs)
+        self.classifier = label_linear(inputs, labels, **initial, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:

@@ -117,17 +117,14 @@ class RoutedExpertsHead(DecoderHead):
 
     The decoder computes one feature per label. All later layers process labels independently, and parameters per label
     have a leading axis K. `Prediction.gates` has the routing weights `experts` f32[B,K,E] (static gates: f32[1,K,E]),
-    with the experts in the order [shared…, task…]. SETTINGS has named sets of arguments. The defaults are
-    `recommended`; `hsq` is a reconstruction of HSQ.
+    with the experts in the order [shared…, task…]. SETTINGS has named values of `routing`; `hsq` is
+    a reconstruction of HSQ.
 
     Args:
       decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
         f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
         `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
-      expert, expert_hidden, shared_experts, task_experts: `kind`, `hidden`, `shared` and `task` of LabelExperts.
-      gate, gate_hidden, gate_share: `kind`, `hidden` and `share` of Gates.
-      classifier: `per_label` or `shared`, see LabelClassifier.
-      entropy: sign of the penalty `entropy`, see entropy_penalty; `off` = no penalty.
+      routing: the keys of `config.model.head.routing`.
       entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
     """
@@ -139,38 +136,36 @@ class RoutedExpertsHead(DecoderHead):
         decoder: nnx.Module,
         width: int,
         labels: int,
+        routing: Mapping[str, Any],
         *,
-        expert: str = "relu_linear",
-        expert_hidden: int = 256,
-        shared_experts: int = 4,
-        task_experts: int = 1,
-        gate: str = "mlp",
-        gate_hidden: int = 256,
-        gate_share: str = "per_label",
-        classifier: str = "per_label",
-        entropy: str = "maximize",
         entropy_weight: float = 0.01,
         pooled: int = 0,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
-        self.entropy = entropy
+        self.entropy = routing["entropy"]
         self.entropy_weight = entropy_weight
+        options = {"dtype": dtype, "rngs": rngs}
         self.experts = LabelExperts(
             width,
             labels,
-            kind=expert,
-            hidden=expert_hidden,
-            shared=shared_experts,
-            task=task_experts,
-            dtype=dtype,
-            rngs=rngs,
+            kind=routing["expert"],
+            hidden=routing["expert_hidden"],
+            shared=routing["shared_experts"],
+            task=routing["task_experts"],
+            **options,
         )
         self.gates = Gates(
-            width, labels, self.experts.entries, kind=gate, hidden=gate_hidden, share=gate_share, dtype=dtype, rngs=rngs
+            width,
+            labels,
+            self.experts.entries,
+            kind=routing["gate"],
+            hidden=routing["gate_hidden"],
+            share=routing["gate_share"],
+            **options,
         )
-        self.classifier = LabelClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
+        self.classifier = LabelClassifier(self.experts.out_width, labels, share=routing["classifier"], rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
@@ -184,8 +179,8 @@ class RoutedExpertsHead(DecoderHead):
             decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
         else:
             decoder = QueryDecoder(width, labels, **settings)
-        options = {**config.model.head.routing, "pooled": pooled_channels(config, width)}
-        return cls(decoder, decoder.width, labels, **options, dtype=dtype, rngs=rngs)
+        options = {"pooled": pooled_channels(config, width), "dtype": dtype, "rngs": rngs}
+        return cls(decoder, decoder.width, labels, config.model.head.routing, **options)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:

@@ -91,7 +91,9 @@ class _GroupHead(Head):
     by_label = True
     needs_group_prompts = uses_groups = True
 
-    def __init__(self, group_of: Mapping[str, Sequence[int]], groups: int, per_group: int, combine: str):
+    def __init__(
+        self, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, combine: str = "mean_logit"
+    ):
         self.groups = groups
         self.per_group = per_group
         self.combine = combine
@@ -140,24 +142,23 @@ class GroupExpertsHead(_GroupHead):
         width: int,
         group_of: Mapping[str, Sequence[int]],
         *,
-        groups: int,
-        per_group: int,
         gates_of: str = "label",
         hidden: int = 5,
         activation: str = "gelu",
         gate_bias: str = "unused",
-        combine: str = "mean_logit",
         dtype: Dtype = None,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        super().__init__(group_of, groups, per_group, combine)
+        super().__init__(group_of, **settings)
 
         def expert(rngs: nnx.Rngs) -> BottleneckExpert:
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
-        self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
+        self.bank = make_bank(expert, len(self.sides) * self.groups * self.per_group, rngs, PROMPT)
         options = {"gate_bias": gate_bias, "gates_of": gates_of, "rngs": rngs}
-        sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
+        sizes = self.groups, self.per_group
+        sides = {name: Side(width, labels, *sizes, **options) for name, labels in group_of.items()}
         self.co = sides.get("co")
         self.dc = sides.get("dc")
 
@@ -181,17 +182,12 @@ class GroupExpertsHead(_GroupHead):
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
-    def experts(self, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p d"]:
-        return apply_bank(self.bank, tokens)
-
-    def gates(self, tokens: Float[ArrayLike, "b p d"]) -> dict[str, Float[Array, "b k m"]]:
-        return _weights(self._gate_logits(tokens))
-
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         tokens = partition.shard_images(features.prompts).astype(jnp.float32)
-        gate_logits = self._gate_logits(tokens)
-        gates = _weights(gate_logits)
-        outputs = self._by_side(self.experts(tokens).astype(jnp.float32))
+        by_side = self._by_side(tokens)
+        gate_logits = {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
+        gates = {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
+        outputs = self._by_side(apply_bank(self.bank, tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():
             classifier = side.classifier
@@ -211,16 +207,6 @@ class GroupExpertsHead(_GroupHead):
         mixing = len(self.sides) * self.labels * self.per_group * width
         return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
 
-    def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the gate logits of each side, {side: f32[B,M,K]}, for prompts f32[B,P,D]."""
-        by_side = self._by_side(tokens)
-        return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
-
-
-def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the routing weights {side: f32[B,K,M]}, the softmax over experts of gate logits {side: f32[B,M,K]}."""
-    return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
-
 
 class GroupLinearHead(_GroupHead):
     """A linear classifier per side on the mean of the prompts of each label's group.
@@ -231,17 +217,8 @@ class GroupLinearHead(_GroupHead):
     each side, `co` and `dc`.
     """
 
-    def __init__(
-        self,
-        width: int,
-        group_of: Mapping[str, Sequence[int]],
-        *,
-        groups: int,
-        per_group: int,
-        combine: str = "mean_logit",
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(group_of, groups, per_group, combine)
+    def __init__(self, width: int, group_of: Mapping[str, Sequence[int]], *, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(group_of, **settings)
         self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co = classifiers.get("co")

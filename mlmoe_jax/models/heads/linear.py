@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,12 @@ from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,), "max": (PATCHES,)}
+
+
+def label_linear(width: int, labels: int, **settings: Any) -> nnx.Linear:
+    """Return a linear layer with one output per label; `settings` are arguments of `torch_linear`."""
+    metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+    return torch_linear(width, labels, **metadata, **settings)
 
 
 class LinearHead(Head):
@@ -44,11 +50,10 @@ class LinearHead(Head):
         self.read = POOLS[pool]
         self.width = width
         self.labels = labels
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         if pool != "patches":
-            self.classifier = torch_linear(width, labels, **metadata, rngs=rngs)
+            self.classifier = label_linear(width, labels, rngs=rngs)
         if pool in ("patches", "both"):
-            self.patch_classifier = torch_linear(width, labels, **metadata, rngs=rngs)
+            self.patch_classifier = label_linear(width, labels, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.heads.linear import label_linear
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, QUARTERS, Features, Prediction
-from mlmoe_jax.models.partition import LABEL, axes
 
 
 class PatchingHead(Head):
@@ -33,10 +33,7 @@ class PatchingHead(Head):
     by_label = True
 
     def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.classifier, self.weights, self.quarters = (
-            torch_linear(width, labels, **metadata, rngs=rngs) for _ in range(3)
-        )
+        self.classifier, self.weights, self.quarters = (label_linear(width, labels, rngs=rngs) for _ in range(3))
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:

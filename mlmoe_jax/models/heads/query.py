@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
@@ -83,9 +83,8 @@ class DecoderHead(Head):
     def __init__(self, decoder: nnx.Module, labels: int, *, pooled: int, rngs: nnx.Rngs):
         self.decoder = decoder
         self.read = decoder.read
-        zeros = nnx.initializers.zeros
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **metadata, rngs=rngs) if pooled else None
+        zeros = {"kernel_init": nnx.initializers.zeros, "bias_init": nnx.initializers.zeros}
+        self.pooled = label_linear(pooled, labels, **zeros, rngs=rngs) if pooled else None
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.dispatch import attend
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attention_weights
@@ -53,7 +54,7 @@ class QueryAttention(nnx.Module):
     ) -> Float[Array, "#b q d"]:
         """Attend from queries to keys and values; `mask` is True if a query may attend to a key, None = all True."""
         query, key, value = self._project(query, "query"), self._project(key, "key"), self._project(value, "value")
-        if self.dropout.deterministic or not self.dropout.rate:
+        if not drops(self.dropout):
             mixed = attend(query, key, value, mask)
         else:
             weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)

@@ -37,19 +37,6 @@ class TextShape:
         """Build the tower with random weights."""
         return self.tower(self, dtype=dtype, rngs=rngs)
 
-    def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
-        """Build one block with random weights."""
-        return Block(
-            self.width,
-            self.heads,
-            self.hidden,
-            mlp=self.mlp,
-            eps=self.eps,
-            layer_scale=None,
-            dtype=dtype,
-            rngs=rngs,
-        )
-
 
 class Similarity(nnx.Module):
     """The parameters with which a family compares an image with a text: scale · cos(P·image, text) + bias.
@@ -76,7 +63,8 @@ class TextTower(nnx.Module):
         normal = nnx.initializers.truncated_normal(0.02)
         self.token_embed = nnx.Param(normal(rngs.params(), (shape.vocabulary, shape.width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (shape.length, shape.width)))
-        self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
+        options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": None, "dtype": dtype, "rngs": rngs}
+        self.blocks = nnx.List(Block(shape.width, shape.heads, shape.hidden, **options) for _ in range(shape.depth))
         self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
