@@ -83,7 +83,7 @@ def make_eval_step(
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         return {**outputs, "gates": prediction.gates} if gates else outputs
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+    return _jit(step, mesh)
 
 
 def make_embedding_step(
@@ -98,7 +98,7 @@ def make_embedding_step(
             logits = model.classify(features).logits
         return {"logits": logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+    return _jit(step, mesh)
 
 
 def make_feature_step(
@@ -115,4 +115,9 @@ def make_feature_step(
         features = definition.merge(definition.shapes(), values).encode(preprocess(batch["image"]))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
+    return _jit(step, mesh)
+
+
+def _jit(step: Callable, mesh: Mesh) -> Callable:
+    """Return the jitted step, whose results every process receives."""
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

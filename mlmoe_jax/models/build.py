@@ -104,8 +104,8 @@ class Classifier(nnx.Module):
         """Classify the features that `encode` returns."""
         with self._computing(), partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
-            sharded = jax.tree.map(partition.shard_labels, (prediction.logits, prediction.terms, prediction.gates))
-            prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))
+            parts = {name: getattr(prediction, name) for name in ("logits", "terms", "gates")}
+            prediction = replace(prediction, **jax.tree.map(partition.shard_labels, parts))
             if not return_attention:
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}

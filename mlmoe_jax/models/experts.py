@@ -242,15 +242,13 @@ class Gates(nnx.Module):
         else:
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
-    def logits(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return the gate logits. Static gates ignore the features and return f32[1,K,E]."""
-        if self.kind == "static":
-            return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
-        return apply_bank(self.net, features) if self.per_label else self.net(features)
-
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
         """Return the routing weights, which sum to 1 over the experts. Static gates return f32[1,K,E]."""
-        return jax.nn.softmax(self.logits(features), axis=-1)
+        if self.kind == "static":
+            logits = jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
+        else:
+            logits = apply_bank(self.net, features) if self.per_label else self.net(features)
+        return jax.nn.softmax(logits, axis=-1)
 
 
 def mix_experts(

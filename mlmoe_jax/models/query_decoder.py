@@ -242,18 +242,16 @@ class QueryDecoder(nnx.Module):
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
         """Return the inputs of the first decoder layer: query tokens, query positions or None, and memory keys."""
-        queries = self._queries()[None]
+        if self.by_name:
+            queries = self.name_queries()[None]
+        else:
+            queries = self.queries[...][None]
+            queries = jax.lax.stop_gradient(queries) if self.style.fixed_queries else queries
         tokens, query_positions = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
         if drops(self.layers[0].dropout):
             # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)
-
-    def _queries(self) -> jax.Array:
-        """Return the queries f32[Q,D], whose gradient is stopped if they are fixed."""
-        if self.by_name:
-            return self.name_queries()
-        return jax.lax.stop_gradient(self.queries[...]) if self.style.fixed_queries else self.queries[...]
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.

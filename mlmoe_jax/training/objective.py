@@ -131,8 +131,8 @@ def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] 
     `codes` i8[N,K] are the label codes of the training split, and `names` of the labels serve to read `loss.prior`;
     without names it is not read.
     """
-    steps = steps_per_epoch(len(codes), config.train.batch_size)
     prior = read_prior(config, names) if names else None
+    steps = steps_per_epoch(len(codes), config.train.batch_size)
     return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior)
 
 

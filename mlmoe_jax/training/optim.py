@@ -94,11 +94,12 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     Raises UserError for too many warm-up steps, or a regex that does not compile.
     """
     rate, beta1 = make_schedules(optim, total_steps)
+    adam = _scale_by_adam(beta1, optim.b2)
+    clip = _clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
     paths = list(paths)
     rate_rules, decay_rules = (LOSS_RATE, *optim.rate_rules), (LOSS_DECAY, *optim.decay_rules)
     rate_factor = {path: rules.first_match(rate_rules, path, 1.0) for path in paths}
     decay = {path: optim.weight_decay * rules.first_match(decay_rules, path, 1.0) for path in paths}
-    adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
     momentum = optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1)
@@ -108,12 +109,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
         "muon": (optax.partition({"muon": _scale_by_muon(), "adamw": adam}, _muon_or_adamw), add_decay),
         "sgd": (add_decay, momentum),
     }[optim.name]
-    return optax.chain(
-        _clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
-        *core,
-        scale_rate,
-        optax.scale_by_learning_rate(rate),
-    )
+    return optax.chain(clip, *core, scale_rate, optax.scale_by_learning_rate(rate))
 
 
 def global_norm(gradient: Params) -> Array:

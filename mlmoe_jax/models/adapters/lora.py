@@ -60,10 +60,10 @@ class LoRA(Adapter):
         # The key is drawn here, because a recomputed block must not draw another key.
         dropout = partial(self.dropout, rngs=rngs.dropout()) if drops(self.dropout) else None
         values = {name: variable[block] for name, (_, variable) in named_variables(update).items()}
-        return partial(self.update, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
+        return partial(self.layer_delta, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
 
     @staticmethod
-    def update(
+    def layer_delta(
         call: LayerCall, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
     ) -> jax.Array:
         """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]."""
@@ -108,7 +108,7 @@ class DoRA(LoRA):
             getattr(self, target).magnitude = nnx.Param(jnp.zeros((shape.depth, shape.layers[target].outputs)))
 
     @staticmethod
-    def update(
+    def layer_delta(
         call: LayerCall,
         *,
         a: jax.Array,

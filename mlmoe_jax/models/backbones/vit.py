@@ -161,10 +161,7 @@ class ViT(nnx.Module):
         if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if shape.rotary_base is None:
-            # Zeros for a class token, sines for patches: training from scratch is several times faster than with random
-            # values.
-            table = sine_positions(shape.native // shape.patch, width)
-            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0))))
+            self.pos_embed = nnx.Param(_initial_positions(shape))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, width)))
         if shape.registers:
@@ -299,6 +296,15 @@ class ViT(nnx.Module):
         weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
         slices = sequence.slices()
         return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
+
+
+def _initial_positions(shape: ViTShape) -> jax.Array:
+    """Return a position table f32[1,C+N,D]: zeros for C = 0 or 1 class tokens, then sine positions.
+
+    With it, training from scratch is several times faster than with random values.
+    """
+    table = sine_positions(shape.native // shape.patch, shape.width)
+    return jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0)))
 
 
 def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
