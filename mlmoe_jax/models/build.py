@@ -128,8 +128,9 @@ class Classifier(nnx.Module):
     def _head_macs(self, side: int) -> int:
         structure, state = nnx.split(self)
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-        features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
-        return forward_macs(self.head, features)[0]
+        with jax.default_device("cpu"):  # on an NVIDIA GPU, no matmul of cuDNN's attention is seen
+            features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
+            return forward_macs(self.head, features)[0]
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

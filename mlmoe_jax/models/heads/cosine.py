@@ -59,10 +59,6 @@ class CosineHead(Head):
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         return Prediction(self.classifier(partition.shard_images(self.image_vectors(features))))
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers = (self.classifier, *([self.projection] if self.projection is not None else []))
-        return sum(layer.in_features * layer.out_features for layer in layers), 0
-
 
 def _projection(vectors: NameVectors, rngs: nnx.Rngs) -> nnx.Linear | None:
     """Return the layer from the feature of the backbone to the space of the vectors; None if it is its own space."""

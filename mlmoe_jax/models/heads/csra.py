@@ -48,9 +48,6 @@ class CSRAHead(Head):
         heads = config.model.head.csra.heads
         return [] if heads in TEMPERATURES else [f"model.head.csra.heads is {heads} and must be 1, 2, 4, 6 or 8"]
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        return tokens * self.kernel.size, 0
-
     def attend(self, features: Features) -> tuple[Float[Array, "h b n k"], Float[Array, "h b n k"]]:
         """Return the scores s and the attention weights a of all cells, f32[H,B,N,K]."""
         patches = partition.shard_images(features.patches).astype(jnp.float32)

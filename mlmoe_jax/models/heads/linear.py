@@ -48,8 +48,6 @@ class LinearHead(Head):
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.pool = pool
         self.read = POOLS[pool]
-        self.width = width
-        self.labels = labels
         if pool != "patches":
             self.classifier = label_linear(width, labels, rngs=rngs)
         if pool in ("patches", "both"):
@@ -82,10 +80,6 @@ class LinearHead(Head):
             votes = self.patch_classifier(partition.shard_images(features.patches).astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
         return Prediction(sum(terms.values()) / len(terms), terms)
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        classifiers = {CLS: 1, MEAN: 1, PATCHES: 1 if self.pool == "max" else tokens}
-        return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0
 
 
 class LabelClassifier(nnx.Module):

@@ -43,9 +43,6 @@ class PatchingHead(Head):
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         return ("logits", CLS, QUARTERS)
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        return 9 * self.classifier.kernel.size, 0
-
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         whole, quarters = (partition.shard_images(x).astype(jnp.float32) for x in (features.cls, features.quarters))
         shares = jax.nn.softmax(self.weights(quarters), axis=1)
