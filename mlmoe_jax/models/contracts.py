@@ -114,12 +114,12 @@ class BackboneShape(abc.ABC):
         """Return (first count, second count, number of patch tokens N) for one image of `side` × `side` pixels.
 
         The counts are multiply-adds. The first covers the layers that the prompt-tuning papers include in their
-        numbers, by default all dot products and convolutions. The second covers all other layers, by default 0; see
-        training.preflight.cost.
+        numbers, by default all dot products, convolutions and norms. The second covers all other layers, by default 0;
+        see training.preflight.cost.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
-        return layers, 0, math.prod(features.grid)
+        return layers + self.norm_macs(side, prompts), 0, math.prod(features.grid)
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""

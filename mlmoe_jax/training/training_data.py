@@ -94,12 +94,12 @@ def evaluated_splits(config: ConfigDict) -> list[str]:
 
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Compute the label space of a new run from its training split."""
-    vectors = head_class(config).needs_vectors
-    grouped = prompts_class(config).uses_groups
-    name_vectors = vectors_for(config)
-    name = original_name(config.data)
-    options = {"grouped": grouped, "vectors": vectors, "name_vectors": name_vectors}
-    return compute_label_space(train_split, name, config.model, config.seed, **options)
+    options = {
+        "grouped": prompts_class(config).uses_groups,
+        "vectors": head_class(config).needs_vectors,
+        "name_vectors": vectors_for(config),
+    }
+    return compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:

@@ -44,10 +44,6 @@ class ConvNeXtShape(BackboneShape):
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ConvNeXt:
         return ConvNeXt(self, **options)
 
-    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        layers, extra, cells = super().published_macs(side, prompts)
-        return layers + self.norm_macs(side, prompts), extra, cells
-
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
         # One norm in each block, after the stem, before each downsampling, and on the pooled feature.

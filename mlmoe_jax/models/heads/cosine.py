@@ -34,11 +34,14 @@ class CosineHead(Head):
     starts_from_names = True
 
     def __init__(self, width: int, labels: int, vectors: NameVectors | None = None, *, rngs: nnx.Rngs):
-        self.projection = _projection(vectors, rngs) if vectors is not None else None
-        inputs = width if vectors is None else vectors.vectors.shape[1]
-        initial = {}
+        projection, initial, inputs = None, {}, width
         if vectors is not None:
             initial = {"kernel_init": _fixed(vectors.kernel()), "bias_init": _fixed(vectors.offsets())}
+            inputs = vectors.vectors.shape[1]
+            if vectors.projection is not None:
+                settings = {"use_bias": False, "kernel_init": _fixed(vectors.projection), "rngs": rngs}
+                projection = nnx.Linear(*vectors.projection.shape, **settings)
+        self.projection = projection
         self.classifier = label_linear(inputs, labels, **initial, rngs=rngs)
 
     @classmethod
@@ -58,14 +61,6 @@ class CosineHead(Head):
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         return Prediction(self.classifier(partition.shard_images(self.image_vectors(features))))
-
-
-def _projection(vectors: NameVectors, rngs: nnx.Rngs) -> nnx.Linear | None:
-    """Return the layer from the feature of the backbone to the space of the vectors; None if it is its own space."""
-    if vectors.projection is None:
-        return None
-    initial = _fixed(vectors.projection)
-    return nnx.Linear(*vectors.projection.shape, use_bias=False, kernel_init=initial, rngs=rngs)
 
 
 def _fixed(values: np.ndarray) -> Initializer:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import LABELS, PATCHES, Features, Prediction
@@ -105,20 +105,6 @@ class MLGCNHead(Head):
         return self.adjacency.value @ nodes.astype(jnp.float32)
 
 
-def _pointwise(
-    inputs: int,
-    outputs: int,
-    *,
-    bias: bool = True,
-    kernel_axes: tuple[str | None, str | None] = (None, None),
-    dtype: Dtype,
-    rngs: nnx.Rngs,
-) -> nnx.Linear:
-    """Return a 1×1 convolution, as a linear layer, with PyTorch's initial values. `kernel_axes` are axis names."""
-    metadata = {"kernel_metadata": axes(*kernel_axes), "bias_metadata": axes(kernel_axes[1])}
-    return torch_linear(inputs, outputs, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
-
-
 class DynamicGraph(nnx.Module):
     """Two graph layers on label features (ADD-GCN, sec. 3.3).
 
@@ -127,12 +113,14 @@ class DynamicGraph(nnx.Module):
     """
 
     def __init__(self, width: int, labels: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.static_graph = _pointwise(labels, labels, bias=False, kernel_axes=(LABEL, LABEL), dtype=dtype, rngs=rngs)
-        self.static = _pointwise(width, width, dtype=dtype, rngs=rngs)
-        self.context = _pointwise(width, width, dtype=dtype, rngs=rngs)
+        options = {"dtype": dtype, "rngs": rngs}
+        graph = {"use_bias": False, "kernel_metadata": axes(LABEL, LABEL)}
+        self.static_graph = torch_linear(labels, labels, **graph, **options)
+        self.static = torch_linear(width, width, **options)
+        self.context = torch_linear(width, width, **options)
         self.context_norm = BatchNorm(width, mode="trainable")
-        self.relation = _pointwise(2 * width, labels, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
-        self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
+        self.relation = label_linear(2 * width, labels, **options)
+        self.dynamic = torch_linear(width, width, **options)
 
     def spread_static(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
         """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) for label features V, and the static graph A_s [K,K]."""
@@ -177,8 +165,8 @@ class ADDGCNHead(Head):
     batch_statistics = True
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.map_classifier = _pointwise(width, labels, bias=False, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
-        self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
+        self.map_classifier = label_linear(width, labels, use_bias=False, dtype=dtype, rngs=rngs)
+        self.transform = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)
 

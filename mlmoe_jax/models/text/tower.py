@@ -55,6 +55,7 @@ class TextTower(nnx.Module):
     """A transformer over the tokens of a text. A family says which tokens see one another, and which are pooled."""
 
     has_bias = False  # of similarities
+    projection_bias: bool | None = None  # of the last layer; None = there is none
 
     def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.shape = shape
@@ -66,6 +67,9 @@ class TextTower(nnx.Module):
         options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": None, "dtype": dtype, "rngs": rngs}
         self.blocks = nnx.List(Block(shape.width, shape.heads, shape.hidden, **options) for _ in range(shape.depth))
         self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
+        if self.projection_bias is not None:
+            settings = {"use_bias": self.projection_bias, "dtype": dtype, "rngs": rngs}
+            self.proj = nnx.Linear(shape.width, shape.output, **settings)
 
     def __call__(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
         """Return a vector f32[n,E] per text, not normalized, for rows i32[n,t] of the table of tokens.
