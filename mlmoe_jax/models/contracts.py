@@ -115,7 +115,7 @@ class BackboneShape(abc.ABC):
 
         The counts are multiply-adds. The first covers the layers that the prompt-tuning papers include in their
         numbers, by default all dot products, convolutions and norms. The second covers all other layers, by default 0;
-        see training.preflight.cost.
+        see apps.tools.preflight.cost.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
