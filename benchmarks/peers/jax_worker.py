@@ -35,6 +35,7 @@ from mlmoe_jax.runtime.memory import device_capacity, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch, shard_tree
 from mlmoe_jax.training.build_steps import ANY_LENGTH, build_steps
+from mlmoe_jax.training.objective import training_labels
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 
@@ -66,7 +67,7 @@ def build(case: dict[str, Any]) -> protocol.Program:
 def _steps(config: ConfigDict, labels: int, devices: int | None):
     mesh = setup_jax(config, jax.devices()[:devices] if devices else None)
     parts = parts_of(config, synthetic_label_space(labels, config.model.prompts.num_groups))
-    codes = np.zeros((1, labels), np.int8)
+    codes = training_labels(config, np.zeros((1, labels), np.int8))
     return parts, build_steps(config, parts, preprocess_for(config), mesh, codes, total_steps=ANY_LENGTH)
 
 

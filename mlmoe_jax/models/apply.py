@@ -34,12 +34,10 @@ def apply_model(
     therefore equal for all of them.
 
     Args:
-      definition: the structure of the model.
       values: all values of the model, placed on `mesh` with `label_axes`.
       batch: a batch of `data.pipeline`. If it has cached features instead of `image`, the backbone is not applied.
         `label` is needed only with `key`.
-      preprocess: conversion of images to the model input.
-      mesh: the mesh; None = no sharding.
+      mesh: None = no sharding.
       label_axes: axes of the values that are sharded by label.
       key: None for evaluation. With a key the model is in training mode: all random numbers are drawn from the key, and
         heads that learn from the labels read `batch["label"]`.
@@ -74,18 +72,10 @@ def make_eval_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the jitted step for evaluation and prediction, step(values, frozen, batch).
 
-    Arguments of the step: `values` are the trainable parameters and the batch statistics, `frozen` are the frozen
-    parameters, and `batch` is a batch of `data.pipeline`.
-
-    The step returns a dictionary with `logits` f32[B,K], and with `id` and `mask` of the batch. Every process receives
-    the results of the global batch.
-
-    Args:
-      definition: the structure of the model.
-      preprocess: conversion of images to the model input.
-      mesh: the mesh.
-      label_axes: axes of the values that are sharded by label.
-      gates: whether the step also returns `gates`, {name: f32[B or 1,K,E]}, see Prediction.
+    `values` are the trainable parameters and the batch statistics, `frozen` are the frozen parameters, and `batch` is a
+    batch of `data.pipeline`. `label_axes` are the axes of the values that are sharded by label. The step returns a
+    dictionary with `logits` f32[B,K], with `id` and `mask` of the batch, and, with `gates`, the gates {name: f32[B or
+    1,K,E]} of Prediction. Every process receives the results of the global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -93,16 +83,13 @@ def make_eval_step(
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         return {**outputs, "gates": prediction.gates} if gates else outputs
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+    return _jit(step, mesh)
 
 
 def make_embedding_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
-    """Return a jitted step with the arguments and results of the step of `make_eval_step`, plus pooled features.
-
-    The additional result is `features` f32[B,D], see `Features.pooled`.
-    """
+    """Return a jitted step as of `make_eval_step`, with `features` f32[B,D] in its results, see `Features.pooled`."""
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         model = definition.merge(remove_padding({**values, **frozen}, label_axes))
@@ -111,23 +98,26 @@ def make_embedding_step(
             logits = model.classify(features).logits
         return {"logits": logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+    return _jit(step, mesh)
 
 
 def make_feature_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh
 ) -> Callable[[Params, Batch], dict[str, jax.Array]]:
-    """Return the jitted step that computes features, step(values, batch).
+    """Return the jitted step that computes features, step(values, batch), for a batch of images.
 
-    Arguments of the step: `values` are the values of the backbone and of the prompts (if the model has prompts),
-    replicated on the mesh. `batch` is a batch of images.
-
-    The step returns a dictionary with the arrays of `Features.arrays` for the features that the head reads, and with
-    `id` and `mask` of the batch. Every process receives the results of the global batch.
+    `values` are the values of the backbone and of the prompts (if the model has prompts), replicated on the mesh. The
+    step returns a dictionary with the arrays of `Features.arrays` for the features that the head reads, and with `id`
+    and `mask` of the batch. Every process receives the results of the global batch.
     """
 
     def step(values: Params, batch: Batch) -> dict[str, jax.Array]:
         features = definition.merge(definition.shapes(), values).encode(preprocess(batch["image"]))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
+    return _jit(step, mesh)
+
+
+def _jit(step: Callable, mesh: Mesh) -> Callable:
+    """Return the jitted step, whose results every process receives."""
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

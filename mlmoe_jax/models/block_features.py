@@ -20,12 +20,11 @@ def block_features(
       image: f32[B,H,W,3], normalized.
       blocks: indices of blocks, counted from 0. The computation stops after the largest index.
       norm: apply the final LayerNorm, as the backbone does after its last block.
-      return_attention: also return the attention inside each of `blocks`, averaged over heads.
 
     Returns:
-      {block: Features} with `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. The dictionary
-      `attention` has the attention weights over the N patches by query: `patches` f32[B,N,N], and `cls` f32[B,1,N] if
-      there is a class token. It is empty without `return_attention`.
+      {block: Features} with `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. With
+      `return_attention`, the dictionary `attention` has the weights inside the block over the N patches by query,
+      averaged over heads: `patches` f32[B,N,N], and `cls` f32[B,1,N] if there is a class token.
 
     Raises:
       ValueError: the backbone is not a ViT, a block does not exist, or a side of the images is not a multiple of the

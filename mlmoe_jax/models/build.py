@@ -32,8 +32,7 @@ from mlmoe_jax.runtime.setup import dtypes
 class Classifier(nnx.Module):
     """A model: a backbone, optional prompts and other adapters, and a head.
 
-    `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`. `kernels` is a value of
-    `config.model.kernels`.
+    `precision` is a value of `jax.default_matmul_precision`, and `kernels` of `config.model.kernels`.
     """
 
     def __init__(
@@ -63,10 +62,9 @@ class Classifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Prediction:
-        """Classify images.
+        """Classify images f32[B,H,W,3].
 
         Args:
-          image: f32[B,H,W,3].
           labels: f32[B,K], for models whose training reads the labels.
           rngs: for dropout in training.
           return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
@@ -106,8 +104,8 @@ class Classifier(nnx.Module):
         """Classify the features that `encode` returns."""
         with self._computing(), partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
-            sharded = jax.tree.map(partition.shard_labels, (prediction.logits, prediction.terms, prediction.gates))
-            prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))
+            parts = {name: getattr(prediction, name) for name in ("logits", "terms", "gates")}
+            prediction = replace(prediction, **jax.tree.map(partition.shard_labels, parts))
             if not return_attention:
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}
@@ -130,8 +128,9 @@ class Classifier(nnx.Module):
     def _head_macs(self, side: int) -> int:
         structure, state = nnx.split(self)
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-        features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
-        return forward_macs(self.head, features)[0]
+        with jax.default_device("cpu"):  # on an NVIDIA GPU, no matmul of cuDNN's attention is seen
+            features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
+            return forward_macs(self.head, features)[0]
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -175,23 +174,16 @@ def backbone_shape(config: ConfigDict) -> BackboneShape:
 
 
 def reads_final_norm(backbone: str, *, prompts: bool) -> bool:
-    """Return whether a head reads features after the final norm of the backbone with this name.
+    """Return whether a head that reads `prompts`, or does not, reads features after the final norm of a backbone.
 
     ML-VPT's code reads the prompts of some backbones before the final norm. VPT's code reads the class token after the
     final norm for all backbones.
-
-    Args:
-      backbone: `config.model.backbone.name`.
-      prompts: whether the head reads prompts.
     """
     return not prompts or catalog.entry(backbone).final_norm
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
-    """Build the model of a config for the labels of a label space, with random weights.
-
-    Raises UserError for adapters of a backbone that is not a ViT.
-    """
+    """Build the model of a config for a label space, with random weights. UserError: adapters without a ViT."""
     settings = config.model
     matmul_dtype, _ = dtypes(config)
     dtype = None if matmul_dtype == "float32" else jnp.dtype(matmul_dtype)

@@ -21,17 +21,11 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The function σ(a·z + b) from a logit z to the probability of each label; by default the sigmoid.
+    """The function σ(a·z + b) from a logit z to the probability of each label; by default the sigmoid."""
 
-    Attributes:
-      scale: a > 0, f64[K] or one number for all labels.
-      offset: b, f64[K] or one number for all labels.
-      fitted_on: the name of the split on which a and b were fitted; "" for the plain sigmoid.
-    """
-
-    scale: Floats | float = 1.0
-    offset: Floats | float = 0.0
-    fitted_on: str = ""
+    scale: Floats | float = 1.0  # a > 0, f64[K] or one number for all labels
+    offset: Floats | float = 0.0  # b, f64[K] or one number for all labels
+    fitted_on: str = ""  # the name of the split on which a and b were fitted; "" for the plain sigmoid
 
     def __call__(self, logits: Any) -> Any:
         """Return the probabilities of logits [...,K]: float64 for a NumPy array, else a JAX array inside jit."""

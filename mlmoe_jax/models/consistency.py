@@ -40,14 +40,11 @@ _ROWS = 4096  # images that the host treats at a time
 
 @dataclass(frozen=True)
 class _Level:
-    """Labels of one level of the tree, and the neighbors of each label.
-
-    The neighbors of a label are the labels from which its score or bound is computed.
+    """Labels of one level of the tree, and the neighbors of each, from which its score or bound is computed.
 
     Attributes:
       labels: i64[P], label numbers.
-      neighbors: i64[P,C], the neighbors of each label. If a label has fewer than C neighbors, its last neighbor is
-        repeated.
+      neighbors: i64[P,C]. If a label has fewer than C neighbors, its last neighbor is repeated.
     """
 
     labels: Ints
@@ -60,13 +57,7 @@ class _Level:
         return cls(np.array(list(neighbors)), np.array(padded))
 
     def replace(self, scores: Any, values: Any, xp: Any) -> Any:
-        """Return `scores` with the entries of `labels` replaced by `values`. Some export formats have no scatter.
-
-        Args:
-          scores: [...,K].
-          values: [...,P], the new entries.
-          xp: numpy or jax.numpy.
-        """
+        """Return `scores` [...,K] with `values` [...,P] for `labels`. Some export formats have no scatter."""
         count = scores.shape[-1]
         source = np.arange(count)
         source[self.labels] = count + np.arange(len(self.labels))
@@ -74,12 +65,9 @@ class _Level:
 
 
 def _sort_into_levels(neighbors: Mapping[int, Sequence[int]]) -> tuple[_Level, ...]:
-    """Sort the labels that have neighbors into levels.
+    """Sort the labels that have neighbors into levels, each later than the levels of all its neighbors.
 
-    The level of a label is later than the levels of all its neighbors.
-
-    Args:
-      neighbors: label -> its neighbors, for all labels, in topological order: the neighbors of a label come first.
+    `neighbors` has all labels in topological order: the neighbors of a label come first.
     """
     depth: dict[int, int] = {}
     by_depth: dict[int, dict[int, Sequence[int]]] = {}
@@ -95,12 +83,10 @@ class Consistency:
     """A function from scores to scores that agree with a tree of labels at given thresholds; by default the identity.
 
     Attributes:
-      limits: f64[K], the thresholds. A label is predicted if its score is at least its threshold. With the threshold
-        infinity, a label is never predicted.
-      upward: levels of the implied labels. The neighbors of a label are the labels that imply it directly. Levels are
-        ordered from children to parents.
-      downward: levels of the implying labels. The neighbors of a label are the labels that it implies directly. Levels
-        are ordered from parents to children.
+      limits: f64[K], the thresholds. A label is predicted if its score is at least its threshold, never if it is
+        infinity.
+      upward: levels of the implied labels, from children to parents. The neighbors of a label imply it directly.
+      downward: levels of the implying labels, from parents to children. A label implies its neighbors directly.
       groups: i64[G,M], the labels of each group of exclusive labels. Groups with fewer than M labels are padded with
         -1.
       slots: the exclusive labels. The neighbors of a label are its positions in `groups.ravel()`. None without
@@ -115,16 +101,11 @@ class Consistency:
 
     @classmethod
     def of(cls, tree: LabelTree, limits: ArrayLike, labels: int) -> Consistency:
-        """Return the function for a tree and thresholds.
+        """Return the function for a tree of K = `labels` and thresholds f64[K], or one for all.
 
         The threshold of an implied label is clipped to at most 1, because the label is predicted with the labels that
         imply it. The thresholds of exclusive labels, and of the labels that imply others, are raised above 0 if there
         are exclusive labels, so that a score can be below them.
-
-        Args:
-          tree: the tree of labels.
-          limits: f64[K], or one threshold for all labels.
-          labels: K.
         """
         limits = np.array(np.broadcast_to(np.asarray(limits, np.float64), labels))
         implied = [label for label, children in tree.children.items() if children]
@@ -173,16 +154,10 @@ class Consistency:
         return scores
 
     def _bound_excluded(self, strength: Any, predicted: Any, limits: NDArray, xp: Any) -> Any:
-        """Return the largest allowed score of each label, [...,K].
+        """Return the largest allowed score of each label, [...,K], for strengths [...,K] (see the module docstring).
 
-        A label is excluded if a stronger label of its group is predicted. The largest allowed score of an excluded
+        A label is excluded if a stronger label of its group is `predicted`. The largest allowed score of an excluded
         label, and of a label that implies an excluded label, is just below its threshold.
-
-        Args:
-          strength: [...,K], the strengths of the labels, see the module docstring.
-          predicted: bool[...,K], the labels that reach their thresholds.
-          limits: [K], the thresholds.
-          xp: numpy or jax.numpy.
         """
         assert self.slots is not None
         under = (self.limits * (1 - _GAP)).astype(limits.dtype)
@@ -201,10 +176,7 @@ class Consistency:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """A function from logits to the scores that a run reports.
-
-    Logits are calibrated per label. The probabilities are then changed to agree with the tree of labels.
-    """
+    """A function from logits to the scores of a run: calibrated per label, then in agreement with the tree."""
 
     calibration: Calibration = field(default_factory=Calibration)
     consistency: Consistency = field(default_factory=Consistency)

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------------------------------------ backbones
 class Backbone(Protocol):
-    """A feature extractor: an nnx module that maps images to the features that a head reads.
-
-    Its parameter paths begin with `backbone/`.
-    """
+    """A feature extractor: an nnx module that maps images to the features that a head reads, at paths `backbone/…`."""
 
     shape: BackboneShape
 
@@ -55,7 +52,7 @@ class Backbone(Protocol):
           image: f32[B,H,W,3], normalized.
           prompts: prompt tokens for the blocks; None = no prompts.
           read: the features to return, any of `cls`, `prompts`, `patches` and `mean`.
-          norm: whether to apply the final norm to the features. No effect if the backbone has no final norm.
+          norm: whether to apply the final norm to the features, if the backbone has one.
           return_attention: also return `Features.attention`, if the backbone has attention.
 
         Raises:
@@ -65,15 +62,7 @@ class Backbone(Protocol):
 
 
 class Layer(NamedTuple):
-    """A linear layer or a norm that takes deltas.
-
-    Attributes:
-      inputs: number of inputs.
-      outputs: number of outputs.
-      bias: whether it has a bias.
-      in_block: True if each block has one such layer. False if the backbone has a single such layer, outside the
-        blocks.
-    """
+    """A linear layer or a norm that takes deltas: one in each block, or one outside the blocks if not `in_block`."""
 
     inputs: int
     outputs: int
@@ -105,17 +94,12 @@ class BackboneShape(abc.ABC):
         """Build the backbone with random weights.
 
         Args:
-          dtype: type of the matmuls; None = float32.
           remat: recompute each block in the backward pass instead of storing its activations.
           batch_norm: see layers.batch_norm; ignored if the backbone has no batch normalization.
-          rngs: for the weights.
         """
 
     def layer_paths(self, layer: str) -> list[str]:
-        """Return the paths of the layer `layer`, a key of `layers`. The paths are keys of `Deltas`.
-
-        The list has one path per block, or a single path if the layer is outside the blocks.
-        """
+        """Return the paths in `Deltas` of a key of `layers`: one per block, or one if the layer is outside."""
         return [layer_path(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
 
     def fits(self, side: int) -> bool:
@@ -129,13 +113,13 @@ class BackboneShape(abc.ABC):
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return (first count, second count, number of patch tokens N) for one image of `side` × `side` pixels.
 
-        The counts are multiply-adds. The first count covers the layers that the prompt-tuning papers include in their
-        numbers. The second count covers all other layers; see apps.tools.preflight.cost. By default, the first count
-        covers all dot products and convolutions, and the second count is 0.
+        The counts are multiply-adds. The first covers the layers that the prompt-tuning papers include in their
+        numbers, by default all dot products, convolutions and norms. The second covers all other layers, by default 0;
+        see apps.tools.preflight.cost.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
-        return layers, 0, math.prod(features.grid)
+        return layers + self.norm_macs(side, prompts), 0, math.prod(features.grid)
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""
@@ -144,9 +128,8 @@ class BackboneShape(abc.ABC):
 
 # ------------------------------------------------------------------------------------------------------------- adapters
 class Adapter(nnx.Module):
-    """The base class of all adapters. An adapter changes the features of a frozen backbone.
+    """The base class of all adapters, such as prompts and LoRA, which change the features of a frozen backbone.
 
-    Prompts and LoRA are examples.
     A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of an
     adapter. `model.prompts.kind` selects one adapter, whose parameter paths begin with `prompts/`. Each entry of
     `model.adapters` adds an adapter, with paths below `adapters/NAME/`.
@@ -169,48 +152,24 @@ class Adapter(nnx.Module):
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
-        """Build the adapter for a backbone, with initial values. The default passes all arguments to the constructor.
+        """Build the adapter for a backbone, with initial values; None if it changes nothing.
 
-        Args:
-          settings: the section of the adapter in a config, `model.prompts` or `model.adapters.NAME`.
-          shape: the architecture of a backbone with `takes_adapters`.
-          dtype: type of the matmuls; None = float32.
-          rngs: for initial values.
-
-        Returns:
-          The adapter; None if it changes nothing.
+        `settings` is `model.prompts` or `model.adapters.NAME`, and the backbone `takes_adapters`. By default, all
+        arguments are passed to the constructor.
         """
         return cls(settings, shape, dtype=dtype, rngs=rngs)
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts | None:
-        """Return the prompts for `batch` images, or None. Only one adapter of a model returns prompts.
-
-        Args:
-          batch: number of images.
-          rngs: for dropout in training.
-        """
+        """Return the prompts for `batch` images, or None. Only one adapter of a model returns prompts."""
         return None
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        """Return the terms that are added to the outputs of layers, {layer path: delta}; {} if there are none.
-
-        Args:
-          rngs: for dropout in training.
-        """
+        """Return the terms that are added to the outputs of layers, {layer path: delta}; {} if there are none."""
         return NO_DELTAS
 
     def macs(self, tokens: int) -> int:
-        """Return the multiply-adds per image of the layers that the adapter adds; 0 by default.
-
-        Args:
-          tokens: number of tokens in each block.
-        """
+        """Return the multiply-adds per image of the layers that are added, for blocks of `tokens`; 0 by default."""
         return 0
-
-    @classmethod
-    def key(cls) -> str:
-        """Return the name of the adapter in `model.adapters`; by default, the class name in lower case."""
-        return cls.__name__.lower()
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
@@ -219,10 +178,7 @@ class Adapter(nnx.Module):
 
     @classmethod
     def group_structure(cls, settings: ConfigDict) -> tuple | None:
-        """Return the settings that determine the groups of prompts; None without groups.
-
-        Group prompts can be transferred between two models only if these settings are equal.
-        """
+        """Return the settings that two models must share for a transfer of their group prompts; None without groups."""
         return None
 
     @classmethod
@@ -284,7 +240,6 @@ class Head(nnx.Module):
           space: names, groups, word vectors, order and training counts of the labels. Synthetic labels have no counts
             and vectors.
           dtype: type of the matmuls; None = float32.
-          rngs: for the weights.
         """
 
     @abc.abstractmethod
@@ -294,8 +249,7 @@ class Head(nnx.Module):
         """Classify images.
 
         Args:
-          features: the output of the backbone. Only the features listed in the class attribute `read` are set; all
-            other features are None.
+          features: the output of the backbone. All features that are not in the class attribute `read` are None.
           labels: f32[B,K] in training, for heads whose training reads the labels; None in evaluation.
           rngs: for dropout in training.
         """
@@ -313,17 +267,14 @@ class Head(nnx.Module):
         return 0
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return {`labels`: f32[B,K,N]}, the attention weights of each label over patches; {} without attention.
-
-        See Prediction.
-        """
+        """Return {`labels`: f32[B,K,N]}, the attention of labels over patches, see Prediction; {} if there is none."""
         return {}
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         """Return the possible keys of `config.loss.terms`: "logits" and the keys of `Prediction.terms`.
 
-        Return () if the loss of the head consists only of `Prediction.penalties`.
+        It is () if the loss of the head consists only of `Prediction.penalties`.
         """
         return ("logits",)
 

@@ -29,10 +29,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu"
 
 
 class FeedForwardExpert(nnx.Module):
-    """A two-layer feed-forward expert, E(h) = W₂ᵀ act(W₁ᵀh + b₁) + b₂.
-
-    With `relu_output`, a ReLU follows. `activation` is a key of ACTIVATIONS.
-    """
+    """A two-layer feed-forward expert, E(h) = W₂ᵀ act(W₁ᵀh + b₁) + b₂, followed by a ReLU with `relu_output`."""
 
     def __init__(
         self,
@@ -57,8 +54,7 @@ class FeedForwardExpert(nnx.Module):
 class BottleneckExpert(FeedForwardExpert):
     """A residual expert with a narrow hidden layer, E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ (ML-VPT, eq. 11).
 
-    z is the token of the expert.
-    The activation is ReLU in the paper and the exact GELU in the authors' code.
+    z is the token of the expert. The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
 
     def __call__(self, token: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
@@ -70,11 +66,7 @@ def make_bank(
 ) -> nnx.Module:
     """Return a bank of `count` experts: one module whose parameters have a leading axis of size `count`.
 
-    Args:
-      make_expert: returns one expert with random weights.
-      count: number of experts.
-      rngs: for the weights.
-      axis: the name of the leading axis, see `partition.axes`; None = no name.
+    `axis` is the name of the leading axis, see `partition.axes`; None = no name.
     """
     bank = jax.vmap(make_expert)(rngs.split(count))
     if axis is not None:
@@ -95,13 +87,9 @@ class LabelGates(nnx.Module):
     the expert. The routing weights are the softmax of the gate logits over the experts, per label and image.
 
     Args:
-      width: D.
-      labels: K, or the number of groups for a gate per group.
-      per_group: M.
       bias: `used` adds a bias b[e,k] to the logit, as in the paper. `unused` allocates the bias without adding it, as
         in the authors' code. The published parameter count includes the bias.
       owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
-      rngs: for the weights.
     """
 
     def __init__(
@@ -145,21 +133,15 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 class LabelExperts(nnx.Module):
     """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
-    The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T.
-    DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4). The task experts of label k are applied only to the feature of label
-    k.
+    The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T,
+    and are applied only to the feature of label k. DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4).
 
     Args:
-      width: D.
-      labels: K.
       kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so the output width O is
         `hidden`. `ffn` is the feed-forward network that the text of DR-MoE describes: hidden width `hidden`, output
         width O = `width`. `ffn_relu` is `ffn` with the printed outer ReLU.
-      hidden: width of the hidden layer.
       shared: S, which may be 0.
       task: T, which may be 0.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     def __init__(
@@ -189,11 +171,7 @@ class LabelExperts(nnx.Module):
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> tuple[Float[Array, "b k _ o"], ...]:
-        """Return the outputs of the experts for one feature per label.
-
-        Returns:
-          A tuple with f32[B,K,S,O] of the shared experts if S > 0, then f32[B,K,T,O] of the task experts if T > 0.
-        """
+        """Return f32[B,K,S,O] of the shared experts if S > 0, then f32[B,K,T,O] of the task experts if T > 0."""
         outputs = []
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
@@ -208,11 +186,10 @@ def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
 
 
 class Gate(nnx.Module):
-    """A network from the feature of a label to one logit per expert (G in DR-MoE).
+    """A network from the feature of a label to one logit per expert (G in DR-MoE): linear, or with a hidden ReLU layer.
 
-    Without `hidden`, it is one linear layer. With `hidden`, it has one hidden ReLU layer of this width. The layer of
-    the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch Transformers, sec.
-    2.4).
+    The layer of the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch
+    Transformers, sec. 2.4).
     """
 
     def __init__(self, width: int, entries: int, *, hidden: int | None = None, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -232,16 +209,10 @@ class Gates(nnx.Module):
     experts are in the order [shared 1…S, task 1…T].
 
     Args:
-      width: D.
-      labels: K.
-      entries: E.
       kind: `mlp` (DR-MoE) and `linear` (as in the text of HSQ) read the feature of the label. `static`, the ablation in
         DR-MoE, has free logits, which start at 0 and do not depend on the image.
-      hidden: width of the hidden layer of `mlp`.
       share: `per_label` has one gate per label, as the subscript of G_i indicates; every parameter has a leading axis
         K. `shared` has one gate for all labels.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     def __init__(
@@ -271,15 +242,13 @@ class Gates(nnx.Module):
         else:
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
-    def logits(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return the gate logits. Static gates ignore the features and return f32[1,K,E]."""
-        if self.kind == "static":
-            return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
-        return apply_bank(self.net, features) if self.per_label else self.net(features)
-
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
         """Return the routing weights, which sum to 1 over the experts. Static gates return f32[1,K,E]."""
-        return jax.nn.softmax(self.logits(features), axis=-1)
+        if self.kind == "static":
+            logits = jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
+        else:
+            logits = apply_bank(self.net, features) if self.per_label else self.net(features)
+        return jax.nn.softmax(logits, axis=-1)
 
 
 def mix_experts(
@@ -287,22 +256,18 @@ def mix_experts(
 ) -> Float[Array, "b k o"]:
     """Return the mixture of the experts of each label, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
 
-    E_ie is the output of expert e for label i, and w_ie is its routing weight.
-
-    Args:
-      weights: the routing weights.
-      outputs: one array per kind of expert (shared, task). Concatenated along axis 2, they have the E experts in the
-        order of `weights`.
+    E_ie is the output of expert e for label i, and w_ie is its routing weight. `outputs` has one array per kind of
+    expert (shared, task). Concatenated along axis 2, they have the E experts in the order of `weights`.
     """
     shares = jnp.split(weights, np.cumsum([part.shape[2] for part in outputs])[:-1], axis=-1)
     return sum(jnp.sum(share[..., None] * part, axis=2) for share, part in zip(shares, outputs, strict=True))
 
 
 def gate_entropy(gates: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows"]:
-    """Return the entropy −Σ w log w over the last axis, in nats, between 0 and log e.
+    """Return the entropy −Σ w log w over the last axis, in nats, for weights w that sum to 1, not logits.
 
-    `gates` are weights w that sum to 1, not logits; e is the size of the last axis. A weight of 0 adds 0 and has a
-    finite gradient. The gradient through a softmax is therefore correct even if a weight underflows to 0.
+    A weight of 0 adds 0 and has a finite gradient. The gradient through a softmax is therefore correct even if a weight
+    underflows to 0.
     """
     gates = as_float(gates)
     return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

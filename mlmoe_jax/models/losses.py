@@ -28,31 +28,20 @@ LOSS_VALUES = "loss/"  # begins the paths of values with a row per training imag
 
 # ----------------------------------------------------------------------------------------------------------- interface
 class Examples(NamedTuple):
-    """The inputs of a loss in addition to logits, for the images of a step on all devices.
+    """The inputs of a loss besides logits, for the images of a step (`train.accumulate`: of a part) on all devices."""
 
-    With `train.accumulate`, these images are one part of the batch.
-
-    Attributes:
-      labels: f32[B,K] in [0, 1]; 0 for unknown labels.
-      known: bool[B,K], whether each label is known.
-      mask: bool[B], False for padding.
-      epoch: i32[], the number of whole epochs before the step.
-      values: name -> [B,K], the rows of `Loss.trained_values` and `Loss.tracked_values` for these images.
-    """
-
-    labels: Array
-    known: Array
-    mask: Array
-    epoch: Array | int = 0
+    labels: Array  # f32[B,K] in [0, 1]; 0 for unknown labels
+    known: Array  # bool[B,K], whether each label is known
+    mask: Array  # bool[B], False for padding
+    epoch: Array | int = 0  # i32[], the number of whole epochs before the step
+    # Name -> [B,K], the rows of `Loss.trained_values` and `Loss.tracked_values` for these images
     values: Mapping[str, Array] = {}
 
 
 class Loss(abc.ABC):
     """The base class of all losses. Weights, masks and the reduction to one number are applied afterwards.
 
-    Args:
-      settings: `config.loss`.
-      training: the training labels; None if they are unknown. A loss reads them only if it depends on them.
+    `settings` is `config.loss`. The training labels may be None, and are read only by losses that depend on them.
     """
 
     assumes_negatives: ClassVar[bool] = False
@@ -116,10 +105,7 @@ class Loss(abc.ABC):
         return {}
 
     def track(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
-        """Return the new values {name: [B,K]} of the rows of `tracked_values` for the images of a step.
-
-        A new value must not be smaller than the old value.
-        """
+        """Return the new values {name: [B,K]}, not below the old, of the images' rows of `tracked_values`."""
         return {}
 
 
@@ -138,8 +124,9 @@ def asymmetric_loss(
 
     With p = sigmoid(logit) and q = min(1 − p + clip, 1):
     loss = −y (1 − p)^gamma_pos log max(p, eps) − (1 − y) (1 − q)^gamma_neg log max(q, eps).
-    The clip shifts the weight and the logarithm: a negative with p ≤ clip has no loss and no gradient.
-    The gradient through a logarithm at its floor log(eps) is 0.
+    The clip shifts the weight and the logarithm: a negative with p ≤ clip has no loss and no gradient. The gradient
+    through a logarithm at its floor log(eps) is 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at
+    −log(eps).
 
     Args:
       gamma_neg: focusing exponent of the negatives, ≥ 0, a number or one per label.
@@ -147,9 +134,6 @@ def asymmetric_loss(
       clip: probability margin of the negatives, in [0, 1).
       eps: floor of both probabilities inside the logarithm, above 0.
       detach: treat the focusing weight as a constant in the gradient, as the training code of ASL, Q2L and ML-VPT does.
-
-    Returns:
-      Values ≥ 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at −log(eps).
     """
     logits, labels = as_float(logits), as_float(labels)
     floor = jnp.log(eps)
@@ -201,13 +185,7 @@ def focal_loss(
 
 
 def focus(miss: Array, gamma: ArrayLike, detach: bool = False) -> Array:
-    """Return the focusing weight `miss` ** `gamma`.
-
-    Args:
-      miss: the probability of the wrong label. Negative values, which result from the clip, count as 0.
-      gamma: the focusing exponent.
-      detach: whether to stop the gradient of the weight.
-    """
+    """Return `miss` ** `gamma`, for the probability of the wrong label. Negative ones, from the clip, count as 0."""
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
     weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
     return jax.lax.stop_gradient(weight) if detach else weight
@@ -216,10 +194,7 @@ def focus(miss: Array, gamma: ArrayLike, detach: bool = False) -> Array:
 def softmax_cross_entropy(
     logits: Float[ArrayLike, "*rows k"], labels: Num[ArrayLike, "*rows k"]
 ) -> Float[Array, "*rows k"]:
-    """Return −y log softmax(x), per element, for one-hot labels y. The softmax is over the labels.
-
-    The sum over the labels is the cross-entropy of an image.
-    """
+    """Return −y log softmax(x) for one-hot labels y, per element. Their sum is the cross-entropy of an image."""
     return -jnp.asarray(labels) * jax.nn.log_softmax(as_float(logits), axis=-1)
 
 
@@ -280,7 +255,6 @@ def reduce(
     of masked entries must be finite, because a NaN label makes the derivative of the loss NaN, and 0 × NaN is NaN.
 
     Args:
-      per_element: the losses.
       label_mask: 0 = unknown or ignored.
       mask: 0 = padding.
       how: "mean" (1/(B·K) Σ for a full batch) or "sum" over the valid entries. ML-VPT and Q2L use "mean" × 1000, ASL

@@ -12,8 +12,7 @@ from flax import nnx
 def count_macs(jaxpr) -> int:
     """Return the multiply-adds of all dot products and convolutions in a jaxpr and its inner jaxprs.
 
-    The body of a scan is counted once per iteration. A cond is counted as its most expensive branch. The body of a
-    while loop is counted once.
+    The body of a scan is counted once per iteration, of a while loop once, and a cond as its most expensive branch.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -34,10 +33,7 @@ def count_macs(jaxpr) -> int:
 
 
 def forward_macs(module: Any, *inputs: Any) -> tuple[int, Any]:
-    """Return the multiply-adds of `module(*inputs)`, and its abstract output (ShapeDtypeStructs).
-
-    Parameters and inputs may be abstract. JAX only traces the module, without computing or allocating arrays.
-    """
+    """Return the multiply-adds of `module(*inputs)` and its abstract output. Parameters and inputs may be abstract."""
     structure, state = nnx.split(module)
     trace = jax.make_jaxpr(lambda state, *inputs: nnx.merge(structure, state)(*inputs), return_shape=True)
     jaxpr, output = trace(state, *inputs)

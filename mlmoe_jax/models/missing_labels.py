@@ -1,8 +1,6 @@
-"""Losses for training labels of which some positives are missing.
+"""Losses for training labels of which some positives are missing: RL, LL, SP and DB in docs/methods.md.
 
-Axes: b images, k labels. p = σ(logit). docs/methods.md lists the papers: RL, LL, SP and DB.
-
-Unknown labels count as absent unless a loss says otherwise.
+Axes: b images, k labels. p = σ(logit). Unknown labels count as absent unless a loss says otherwise.
 
 LL ranks the losses of all images of a step, and R(p) of SP is a penalty of all images of a step, on all devices. With
 `train.accumulate`, these are the images of one part of the batch. RL sums the losses up (`loss.reduce=sum`). LL, SP and
@@ -17,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import targets
@@ -32,12 +29,10 @@ SPREAD = math.log(0.6 / (1 - 0.6))  # initial estimates of unknown labels are dr
 
 # ---------------------------------------------------------------------------------------------------------- RL: robust
 class Hill(Loss):
-    """The Hill loss (RL): y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p².
+    """The Hill loss (RL): y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p², with p_m = σ(x − margin).
 
-    y is the label, x is the logit, p = σ(x) and p_m = σ(x − margin).
-
-    For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a negative with a high score may be
-    a missing positive.
+    y is the label and x the logit. For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a
+    negative with a high score may be a missing positive.
     """
 
     assumes_negatives = True
@@ -158,29 +153,25 @@ class LargeLossCorrection(LargeLossRejection):
 
 
 # -------------------------------------------------------------------------------------------------- SP: single positive
-def assume_negative(
-    logits: Float[Array, "*shape"], labels: Float[Array, "*shape"], *, negative_weight: float = 1.0
-) -> Float[Array, "*shape"]:
-    """Return y n(p) + w (1 − y) n(1 − p), per element (SP).
-
-    y is the label, p = σ(logit), n(x) = −log(x + 1e-5) and w = `negative_weight`.
-    """
-    present, absent = negative_logs(logits)
-    return labels * present + negative_weight * (1 - labels) * absent
-
-
 def negative_logs(logits: Array) -> tuple[Array, Array]:
     """Return n(p) and n(1 − p) for p = σ(logits) and n(x) = −log(x + 1e-5)."""
     return -jnp.log(jax.nn.sigmoid(logits) + LOG_OFFSET), -jnp.log(jax.nn.sigmoid(-logits) + LOG_OFFSET)
 
 
 class AssumeNegative(Loss):
-    """AN: binary cross-entropy with 1e-5 in its logarithms."""
+    """AN: binary cross-entropy with 1e-5 in its logarithms, y n(p) + (1 − y) n(1 − p) for the label y."""
 
     assumes_negatives = True
+    smoothing = 0.0
+
+    def negative_weight(self, labels: int) -> float:
+        """Return the factor of the loss of a negative, for a number of labels."""
+        return 1.0
 
     def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels)
+        labels = examples.labels * (1 - 2 * self.smoothing) + self.smoothing
+        present, absent = negative_logs(logits)
+        return labels * present + self.negative_weight(logits.shape[1]) * (1 - labels) * absent
 
 
 class IgnoreUnknown(AssumeNegative):
@@ -190,30 +181,21 @@ class IgnoreUnknown(AssumeNegative):
     averages_all = True
 
 
-class WeakAssumeNegative(Loss):
+class WeakAssumeNegative(AssumeNegative):
     """WAN: negatives have the weight 1 / (K − 1)."""
 
-    assumes_negatives = True
-
-    def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels, negative_weight=1 / max(1, logits.shape[1] - 1))
+    def negative_weight(self, labels):
+        return 1 / max(1, labels - 1)
 
 
-class SmoothedAssumeNegative(Loss):
+class SmoothedAssumeNegative(AssumeNegative):
     """AN-LS: AN with the labels 1 − smoothing and smoothing."""
 
-    assumes_negatives = True
     smoothing = 0.1
-
-    def __call__(self, logits, examples):
-        return assume_negative(logits, examples.labels * (1 - 2 * self.smoothing) + self.smoothing)
 
 
 class ExpectedPositives(Loss):
-    """EPR: the loss of the positives, plus the penalty R(p) on the number of positives (see `penalty`).
-
-    R(p) is added to every element, so that it is included once in the mean over elements.
-    """
+    """EPR: the loss of the positives, plus `penalty` at every element, so that the mean over elements has it once."""
 
     assumes_negatives = True
 
@@ -221,10 +203,9 @@ class ExpectedPositives(Loss):
         return examples.labels * negative_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
 
     def penalty(self, probabilities: Array, examples: Examples) -> Array:
-        """Return R(p) = (mean number of positives per image − expected)² / K².
+        """Return R(p) = (mean number of positives per image − `config.loss.expected_positives`)² / K².
 
-        The number of positives of an image is the sum of its probabilities p. `expected` is
-        `config.loss.expected_positives`.
+        The number of positives of an image is the sum of its probabilities p.
         """
         counts = jnp.where(examples.mask, probabilities.sum(axis=1), 0.0)
         mean = counts.sum() / jnp.maximum(examples.mask.sum(), 1)
@@ -281,10 +262,7 @@ class DistributionBalanced(Loss):
 
 # ------------------------------------------------------------------------------- values per training image and label
 def estimates_shape(loss: Loss) -> tuple[int, int]:
-    """Return (N, K), the shape of an array with one value per training image and label.
-
-    Raises UserError if N·K is above MOST_VALUES.
-    """
+    """Return (N, K), of an array with a value per training image and label; UserError if N·K is above MOST_VALUES."""
     images, labels = loss.training_labels().codes.shape
     if images * labels > MOST_VALUES:
         raise UserError(

@@ -76,14 +76,8 @@ def cell_consistency(
     """Return a penalty per image: 0 except for mosaics, and its mean over the batch is the consistency loss.
 
     The loss of a mosaic is the mean binary cross-entropy of the logits of its cells, which are computed from quarters
-    of its feature map. The targets are the probabilities of the images in the cells, without gradient.
-
-    Args:
-      model: the model.
-      features: the features of the batch.
-      prediction: the prediction for the batch.
-      batch: a batch with CELLS.
-      **options: of `Classifier.classify`.
+    of its feature map. The targets are the probabilities of the images in the cells, without gradient. `options` are
+    arguments of `Classifier.classify`.
     """
     cells, count = batch[CELLS], len(batch[CELLS])
     logits = model.classify(split_cells(features, count), **options).logits

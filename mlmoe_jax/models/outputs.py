@@ -53,12 +53,9 @@ class Prompts:
         return self.tokens.shape[2]
 
     def entering(self, block: int, entered: jax.Array, left: jax.Array) -> jax.Array:
-        """Return the prompts [1 or B, P, D] that enter block `block`, which is not the first block.
+        """Return the prompts [1 or B, P, D] that enter block `block`, which is not the first.
 
-        Args:
-          block: index of the block, at least 1.
-          entered: the prompts that entered block `block` − 1.
-          left: the prompts that left block `block` − 1; not used for deep prompts.
+        The prompts `entered` the previous block, and `left` it. Deep prompts do not use what left it.
         """
         if self.carry is None:
             return self.tokens[block]
@@ -93,10 +90,7 @@ class Features:
     quarters: jax.Array | None = None
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Return a dictionary of the features that are not None, except prompts.
-
-        Possible keys: `cls` [B,D], `mean` [B,D], `quarters` [B,4,D] and `patches` [B,rows,columns,D].
-        """
+        """Return the features that are not None, except prompts, by name. `patches` is [B,rows,columns,D]."""
         pooled = {CLS: self.cls, MEAN: self.mean, QUARTERS: self.quarters}
         arrays = {name: value for name, value in pooled.items() if value is not None}
         if self.patches is not None:
@@ -105,10 +99,9 @@ class Features:
         return arrays
 
     def pooled(self) -> jax.Array:
-        """Return one vector per image, f32[B,D].
+        """Return one vector per image, f32[B,D]: `cls`, `mean`, the mean of `patches`, or the mean of `prompts`.
 
-        It is the first available of: `cls`, `mean`, the mean of `patches`, the mean of `prompts`. Raises ValueError if
-        all of them are None.
+        It is the first that is available. Raises ValueError if all of them are None.
         """
         if (vector := self.mean if self.cls is None else self.cls) is not None:
             return vector.astype(jnp.float32)
@@ -118,10 +111,7 @@ class Features:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
-        """Return the features for arrays as in `Features.arrays`.
-
-        Entries with other keys are ignored. Without `patches`, the grid is (0, 0).
-        """
+        """Return the features for arrays as in `Features.arrays`. Others are ignored; no patches have grid (0, 0)."""
         patches = arrays.get(PATCHES)
         grid = (0, 0)
         if patches is not None:

@@ -22,21 +22,13 @@ Params = dict[str, jax.Array]
 
 
 def named_variables(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return the variables of a module as {path: (position, variable)}.
-
-    Args:
-      module: the module.
-      *kinds: subclasses of `nnx.Variable`. Only variables of these types are returned; without `kinds`, all variables.
-    """
+    """Return the variables of a module as {path: (position, variable)}, only of the types `kinds` if there are any."""
     state = nnx.state(module, kinds) if kinds else nnx.state(module)
     return {"/".join(map(str, position)): (position, variable) for position, variable in nnx.to_flat_state(state)}
 
 
 class ModelDef:
-    """The structure of a model without its values.
-
-    `split` separates a module into its structure and flat dictionaries of values. `merge` returns a module with values.
-    """
+    """The structure of a model without its values, which `split` separates and `merge` joins again."""
 
     def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
         self._graphdef = graphdef
@@ -44,9 +36,9 @@ class ModelDef:
 
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
-        """Return (structure, parameters, batch statistics) of a module.
+        """Return structure, parameters {path: value} and batch statistics {path: value} of a module.
 
-        Parameters and statistics are {path: value}. The values are abstract for the result of `nnx.eval_shape`.
+        The values are abstract for the result of `nnx.eval_shape`.
         """
         graphdef = nnx.graphdef(model)
         variables = named_variables(model)
@@ -65,18 +57,11 @@ class ModelDef:
         return {path: variable.get_value() for path, (_, variable) in self._variables.items()}
 
     def axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Return {path: names of the axes} of all parameters with named axes, see `partition.axes`.
-
-        None stands for an axis without a name. Parameters without any named axis are left out.
-        """
+        """Return {path: names of the axes} of parameters with a named axis, see `partition.axes`; None = no name."""
         return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axis_names(v))}
 
     def merge(self, *values: Params) -> nnx.Module:
-        """Return a new module with the given values.
-
-        Args:
-          *values: dictionaries {path: value}. Together they must contain every path of the model.
-        """
+        """Return a new module with the values of dictionaries {path: value}, which together must contain every path."""
         joined = {path: value for part in values for path, value in part.items()}
         state = nnx.from_flat_state(
             {position: v.replace(joined[path]) for path, (position, v) in self._variables.items()}
@@ -89,14 +74,10 @@ class ModelDef:
 
 
 def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
-    """Split parameters into two dictionaries, (trainable, frozen).
+    """Split parameters {path: value} into two dictionaries, (trainable, frozen).
 
-    Args:
-      params: {path: value}.
-      trainable_rules: (regex, bool) pairs. The first regex that matches a path decides; True = trainable.
-
-    Raises:
-      UserError: no rule matches a path.
+    The first regex of the (regex, bool) pairs that matches a path decides; True = trainable. Raises UserError if no
+    rule matches a path.
     """
     trains = rules.assign(trainable_rules, params)
     return (
@@ -116,10 +97,7 @@ def fingerprint(params: dict[str, Any]) -> str:
 
 
 def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]:
-    """Return {module: (number of parameters, number of trainable parameters)}.
-
-    A module is named by the first two levels of its paths, such as `backbone/blocks`.
-    """
+    """Return {first two levels of paths: (number of parameters, number of trainable parameters)}."""
     rows: dict[str, tuple[int, int]] = {}
     for params, learns in ((trainable, 1), (frozen, 0)):
         for path, value in params.items():
@@ -142,15 +120,10 @@ def parameter_table(trainable: Params, frozen: Params) -> Table:
 
 # ---------------------------------------------------------------------------------------------------- initial values
 def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], drawable: Collection[str] | None = None) -> None:
-    """Replace the abstract values of a module by the initial values of `build()`, exactly.
+    """Replace the abstract values of a module, in place, by the initial values of `build()`, exactly.
 
     `nnx.eval_shape(build)` returns a module with abstract values. A weights file then provides some of the values. This
-    function draws the values that the file lacks.
-
-    Args:
-      module: the module; changed in place.
-      build: returns a new module with the parameter paths of `module`.
-      drawable: the paths whose values may be drawn; None = all. Other abstract values stay abstract.
+    function draws those that the file lacks, if their paths are in `drawable` (None = all).
     """
     missing = {
         path: (position, variable)
@@ -173,7 +146,7 @@ def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], drawable: 
 def _without_dead_code(function: Callable[[], Any]) -> Any:
     """Return `function()`, without running the operations that do not contribute to its result.
 
-    The operations run one after another, as in an eager call of `function`. One jitted program could round differently.
+    The operations run one after another, as in an eager call. One jitted program could round differently.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     needed = {result for result in traced.jaxpr.outvars if isinstance(result, Var)}

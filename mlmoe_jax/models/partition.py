@@ -52,18 +52,13 @@ def axis_names(variable: nnx.Variable) -> tuple[str | None, ...]:
 
 
 def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
-    """Return the indices of the axes named LABEL. `names` has the names of all axes of a parameter."""
+    """Return the indices of the axes named LABEL among the names of all axes of a parameter."""
     return tuple(axis for axis, name in enumerate(names) if name == LABEL)
 
 
 @dataclass
 class _Boundary:
-    """The sharding state while a step is traced.
-
-    Attributes:
-      mesh: the mesh; None = no sharding.
-      crossed: whether the head has called `shard_images`.
-    """
+    """The sharding state while a step is traced. `crossed` tells whether the head has called `shard_images`."""
 
     mesh: Mesh | None
     crossed: bool = False
@@ -85,13 +80,9 @@ def use_mesh(mesh: Mesh | None) -> Iterator[_Boundary]:
 
 @contextlib.contextmanager
 def shard_head(head: Any) -> Iterator[None]:
-    """Shard a head by label inside the `with` block if `head.by_label` is set; otherwise, replicate the head.
+    """Shard a contracts.Head by label inside the `with` block if `head.by_label` is set; otherwise, replicate it.
 
-    Args:
-      head: a contracts.Head.
-
-    Raises:
-      RuntimeError: on exit, if the head is sharded by label and has not called `shard_images`.
+    Raises RuntimeError on exit if the head is sharded by label and has not called `shard_images`.
     """
     mesh = label_mesh() if head.by_label else None
     with use_mesh(mesh) as boundary:
@@ -109,9 +100,9 @@ def label_mesh() -> Mesh | None:
 
 
 def shard_images(tokens: jax.Array) -> jax.Array:
-    """Shard the leading axis of f32[B,…] over `data` × `fsdp`.
+    """Shard the leading axis of f32[B,…] over `data` × `fsdp`, so that all devices along `expert` have the same images.
 
-    All devices along `expert` then have the same images. An array with B = 1 is replicated.
+    An array with B = 1 is replicated.
     """
     if boundary := _BOUNDARY.get():
         boundary.crossed = True

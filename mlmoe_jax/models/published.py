@@ -8,26 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A published file, at an address or in an installed Python package. `pretrained.locate` finds or downloads it.
+    """A published file, at an address or in an installed Python package. `pretrained.locate` finds or downloads it."""
 
-    Attributes:
-      name: the path of the file below the cache folder.
-      license: the license of the content.
-      address: the https address; empty if a package has the file.
-      package: PACKAGE/FOLDER of an installed Python package with the file, which is searched before the cache.
-      sha256: the published sha256, or its first digits. If empty, the sha256 of the first download is stored, and later
-        downloads must have this sha256. Checksums of the Hugging Face Hub are always checked.
-      repository: the repository on the Hugging Face Hub; empty if the file is elsewhere.
-      gated: whether a user must accept the license on the page of the repository before the download.
-    """
-
-    name: str
-    license: str
-    address: str = ""
-    package: str = ""
+    name: str  # the path of the file below the cache folder
+    license: str  # the license of the content
+    address: str = ""  # the https address; empty if a package has the file
+    package: str = ""  # PACKAGE/FOLDER of an installed Python package with the file, which is searched before the cache
+    # The published sha256, or its first digits. If empty, the sha256 of the first download is stored, and later
+    # downloads must have this sha256. Checksums of the Hugging Face Hub are always checked.
     sha256: str = ""
-    repository: str = ""
-    gated: bool = False
+    repository: str = ""  # the repository on the Hugging Face Hub; empty if the file is elsewhere
+    gated: bool = False  # whether a user must accept the license on the page of the repository before the download
 
 
 def on_hub(repository: str, license: str, file: str = "model.safetensors", *, gated: bool = False) -> PublishedFile:

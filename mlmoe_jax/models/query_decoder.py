@@ -23,6 +23,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -81,16 +82,10 @@ def decoder_settings(settings: ConfigDict, channels: int, space: LabelSpace) -> 
 
 
 class NameQueries(nnx.Module):
-    """Queries from the vectors t of the label names: the query of label k is relu(W t_k + b), with learned W and b.
+    """Queries from the vectors t f32[K,d] of the label names, of length 1: relu(W t_k + b), with learned W and b.
 
     The code of RAM++ and of the zero-shot ML-Decoder does so. No parameter belongs to a label, so a label needs only
     its vector. Here vectors are scaled to the length √d, so that queries are about as large as learned ones.
-
-    Args:
-      vectors: t f32[K,d], of length 1.
-      width: D.
-      dtype: type of the matmul; None = float32.
-      rngs: for the weights.
     """
 
     def __init__(self, vectors: np.ndarray, width: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -110,21 +105,13 @@ class QueryDecoder(nnx.Module):
     layer. Norms, softmax and sums are always float32.
 
     Args:
-      channels: C.
       num_queries: Q, or K if each label has its own query.
       style: a key of STYLES.
-      width: D.
-      heads: number of attention heads.
       hidden: width of the feed-forward layers.
-      encoder_layers: number of encoder layers.
-      decoder_layers: number of decoder layers.
-      dropout: dropout rate.
       attention_dropout: apply the dropout to attention weights too. The backward pass then stores all attention
         weights.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
       names: f32[Q,d], the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
 
     Raises:
       UserError: the sizes do not fit together.
@@ -178,14 +165,12 @@ class QueryDecoder(nnx.Module):
         extra_mask: Bool[np.ndarray, "q e"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Return the features of all queries for `features.patches`.
+        """Return the features of all queries for `features.patches`, to all of which every query attends.
 
         Args:
-          features: the features; every query attends to all patches.
           extra: additional memory tokens, per image or for all images. They are projected like patches but have no
             positions, and they skip the encoder, which would mix them into the patches.
           extra_mask: True if a query may attend to an additional token; None = all True.
-          rngs: for dropout in training.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
         return self.decode(memory, positions, mask=mask, rngs=rngs)
@@ -197,7 +182,7 @@ class QueryDecoder(nnx.Module):
         extra: Float[ArrayLike, "_ e c"] | None = None,
         extra_mask: Bool[np.ndarray, "q e"] | None = None,
     ) -> Float[Array, "b q n"]:
-        """Return the attention weights of queries over patches in the last layer, averaged over heads, without dropout.
+        """Return the attention of queries over patches in the last layer, averaged over heads, without dropout.
 
         A row sums to 1 minus the weights of `extra`. See `__call__` for the arguments.
         """
@@ -227,10 +212,7 @@ class QueryDecoder(nnx.Module):
     def encode(
         self, tokens: Float[ArrayLike, "b n c"], grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
     ) -> tuple[Float[ArrayLike, "b n d"], Float[ArrayLike, "1 n d"] | None]:
-        """Return memory and positions for `decode`, for patch tokens, row-major over `grid`.
-
-        The positions are added to the keys of the decoder; None = no positions.
-        """
+        """Return memory and positions (None = no positions) for `decode`, for patch tokens, row-major over `grid`."""
         tokens, positions = self._project(tokens), None
         if self.style.positions == "once":
             tokens = tokens + detr_positions(grid, self.width)
@@ -250,11 +232,8 @@ class QueryDecoder(nnx.Module):
     ) -> Float[Array, "#b q d"]:
         """Return the features of the queries for memory tokens.
 
-        Args:
-          memory: the memory tokens.
-          positions: added to the keys; None = no positions.
-          mask: True if a query may attend to a token; None = all True.
-          rngs: for dropout in training.
+        `positions` are added to the keys; None = no positions. `mask` is True if a query may attend to a token; None =
+        all.
         """
         tokens, query_positions, keys = self._start(memory, positions)
         for layer in self.layers:
@@ -263,19 +242,16 @@ class QueryDecoder(nnx.Module):
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
         """Return the inputs of the first decoder layer: query tokens, query positions or None, and memory keys."""
-        queries = self._queries()[None]
+        if self.by_name:
+            queries = self.name_queries()[None]
+        else:
+            queries = self.queries[...][None]
+            queries = jax.lax.stop_gradient(queries) if self.style.fixed_queries else queries
         tokens, query_positions = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
-        drop = self.layers[0].dropout
-        if drop.rate and not drop.deterministic:
+        if drops(self.layers[0].dropout):
             # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)
-
-    def _queries(self) -> jax.Array:
-        """Return the queries f32[Q,D], whose gradient is stopped if they are fixed."""
-        if self.by_name:
-            return self.name_queries()
-        return jax.lax.stop_gradient(self.queries[...]) if self.style.fixed_queries else self.queries[...]
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.

@@ -1,7 +1,4 @@
-"""Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`. The first match wins.
-
-The rules set freezing, learning rates and weight decay.
-"""
+"""Ordered (regex, value) rules over parameter paths, for freezing, learning rates and weight decay."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,10 +27,7 @@ def first_match(rules: Rules, path: str, default: Any) -> Any:
 
 
 def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
-    """Return {path: value of the first matching rule}, see `first_match`.
-
-    Raises UserError if a path matches no rule. The message lists all of these paths.
-    """
+    """Return {path: value of the first matching rule}. Raises UserError, with all paths that match no rule."""
     values = {path: first_match(rules, path, _UNMATCHED) for path in paths}
     if unmatched := [path for path, value in values.items() if value is _UNMATCHED]:
         raise UserError(f"no rule matches {', '.join(unmatched)}; add one, or end the rules with ('.*', value)")

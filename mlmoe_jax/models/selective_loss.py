@@ -22,9 +22,8 @@ class PartialAsymmetric(Loss):
     With p = σ(logit) and q = min(1 − p + clip, 1), the loss is alpha_pos (1 − p)^gamma_pos · −log p for a positive
     label, and alpha (1 − q)^gamma · −log q for others, with alpha_neg and gamma_neg, or alpha_unann and gamma_unann.
     Powers have no gradient. `loss.unknown` is the mode of the paper: ignore, negative or selective. In the mode
-    normalize of the code, the losses of an image with m known labels have the factor 1 + 1 / (1 + m).
-
-    The authors sum the losses up (`loss.reduce=sum`).
+    normalize of the code, the losses of an image with m known labels have the factor 1 + 1 / (1 + m). The authors sum
+    the losses up (`loss.reduce=sum`).
     """
 
     assumes_negatives = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels
@@ -21,7 +22,7 @@ from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition,
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.training.mixing import make_mixing
-from mlmoe_jax.training.objective import Objective, training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
@@ -31,33 +32,19 @@ ANY_LENGTH = 10**9
 
 @dataclass(frozen=True)
 class Steps:
-    """The optimizer and the compiled steps for one model on one mesh.
-
-    Attributes:
-      definition: the structure of the model.
-      num_labels: the number of labels, K.
-      mesh: the mesh of devices.
-      label_axes: result of `label_axes_for`.
-      preprocess: conversion of images to the model input.
-      optimizer: the optimizer.
-      averages: whether the training state has moving averages of the parameters.
-      objective: the training loss.
-      learning_rate: maps the number of steps taken to the learning rate, f32[].
-      train_step: the training step.
-      eval_step: the evaluation step, a result of `make_eval_step`.
-    """
+    """The optimizer and the compiled steps for one model on one mesh."""
 
     definition: ModelDef
     num_labels: int
     mesh: Mesh
-    label_axes: LabelAxes | None
+    label_axes: LabelAxes | None  # result of `label_axes_for`
     preprocess: Preprocess
     optimizer: optax.GradientTransformation
-    averages: bool
+    averages: bool  # whether the training state has moving averages of the parameters
     objective: Objective
-    learning_rate: Callable[[int], jax.Array]
+    learning_rate: Callable[[int], jax.Array]  # maps the number of steps taken to the learning rate, f32[]
     train_step: TrainStep
-    eval_step: Callable[..., dict[str, Any]]
+    eval_step: Callable[..., dict[str, Any]]  # the evaluation step, a result of `make_eval_step`
 
     def initial_state(self, parts: Parts) -> TrainState:
         """Return the initial training state of a model. It is not placed on the mesh yet."""
@@ -69,10 +56,8 @@ class Steps:
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
         """Return the initial training state of a model, placed on the mesh.
 
-        Args:
-          parts: the model.
-          resumes: if True, all values except the frozen weights are ShapeDtypeStructs with shardings. The checkpoint
-            must then be restored into the state.
+        If it `resumes`, all values except the frozen weights are ShapeDtypeStructs with shardings, into which the
+        checkpoint must be restored.
         """
         state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
@@ -94,27 +79,22 @@ def build_steps(
     parts: Parts,
     preprocess: Preprocess,
     mesh: Mesh,
-    train_labels: np.ndarray,
+    labels: TrainingLabels,
     *,
     total_steps: int,
-    names: Sequence[str] = (),
     evaluated: ModelDef | None = None,
 ) -> Steps:
     """Build the optimizer and the steps of a config for a model. Nothing is compiled yet.
 
     Args:
-      config: the config.
       parts: the model. Its values may be ShapeDtypeStructs.
-      preprocess: conversion of images to the model input.
-      mesh: the mesh of devices.
-      train_labels: i8[N,K], the label codes of the training split. The loss may depend on them.
+      labels: the training labels, on which the loss may depend.
       total_steps: the number of steps of the whole training.
-      names: the names of the labels, as in `objective.training_labels`.
       evaluated: the structure of the model for evaluation, from `evaluated_definition`. None = as in training.
     """
-    num_labels = train_labels.shape[1]
+    num_labels = labels.codes.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
-    objective = training_objective(config, train_labels, names)
+    objective = Objective(config.loss, labels)
     optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(
@@ -146,20 +126,13 @@ def build_steps(
 
 
 def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
-    """Return the model and the steps of a config without reading data or weights.
+    """Return the model, whose values are ShapeDtypeStructs, and the steps of a config, without reading data or weights.
 
-    All values of the model are ShapeDtypeStructs.
-
-    Args:
-      config: the config.
-      mesh: the mesh of devices.
-      num_labels: the number of labels. 0 = as in the data set.
-
-    Raises:
-      UserError: `num_labels` is 0, and the number of labels is unknown without reading the data.
+    `num_labels` = 0 takes the number of the data set. Raises UserError if that is unknown without reading the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
-    parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)
+    parts = abstract_parts(config, space)
+    labels = training_labels(config, np.zeros((1, len(space.names)), np.int8))
     evaluated, preprocess = evaluated_definition(config, parts, space), preprocess_for(config)
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=ANY_LENGTH, evaluated=evaluated)
     return parts, steps

@@ -27,26 +27,18 @@ from mlmoe_jax.training.training_data import TrainingData, with_features
 
 @dataclass(frozen=True)
 class Experiment:
-    """The data, the model and the compiled steps of a training. The changing values are in `TrainState`.
-
-    Attributes:
-      config: the config of the training.
-      folder: the run folder.
-      data: the splits and the label space.
-      steps: the optimizer and the compiled steps.
-      profile: the training steps to record with the JAX profiler; None = no profile.
-    """
+    """The data, the model and the compiled steps of a training. The changing values are in `TrainState`."""
 
     config: ConfigDict
     folder: RunFolder
     data: TrainingData
     steps: Steps
-    profile: Window | None = None
+    profile: Window | None = None  # the training steps to record with the JAX profiler; None = no profile
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of training steps per pass over the training split."""
-        return self.data.steps_per_epoch(self.config.train.batch_size)
+        return self.data.labels.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
@@ -64,10 +56,7 @@ class Experiment:
         return step % (self.config.eval.every_epochs * self.steps_per_epoch) == 0 or step == self.total_steps
 
     def saves(self, step: int) -> bool:
-        """Return whether a checkpoint is scheduled after step `step`.
-
-        A requested stop saves a checkpoint after any step.
-        """
+        """Return whether a checkpoint is scheduled after step `step`. A requested stop saves one after any step."""
         every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
         return step % every == 0 or step == self.total_steps
 
@@ -90,31 +79,18 @@ def make_experiment(
 ) -> Experiment:
     """Return the experiment of a model on opened data.
 
-    If `data.cache_features` is set, the features of all images are computed, or read from the cache.
-
-    Args:
-      config: the config of the training.
-      folder: the run folder.
-      data: the opened data.
-      parts: the model.
-      preprocess: conversion of images to the model input.
-      mesh: the mesh of the steps.
-      resumes: whether the training resumes from a checkpoint in the folder. If True, cached features are computed with
-        the batch statistics of the checkpoint.
-      profile: the training steps to record with the JAX profiler; None = no profile.
+    If `data.cache_features` is set, the features of all images are computed, or read from the cache. If the training
+    `resumes`, this is done with the batch statistics of the checkpoint.
 
     Raises:
       UserError: features are cached although the backbone is trainable, or the disk has too little space for the
         features.
     """
-    labels, evaluated = data.train_split.labels, evaluated_definition(config, parts, data.label_space)
+    evaluated = evaluated_definition(config, parts, data.label_space)
     total_steps = ANY_LENGTH  # a fit takes no warm-up
     if fits_by_steps(config):
-        total_steps = config.train.epochs * data.steps_per_epoch(config.train.batch_size)
-    names = data.label_space.names
-    steps = build_steps(
-        config, parts, preprocess, mesh, labels, total_steps=total_steps, names=names, evaluated=evaluated
-    )
+        total_steps = config.train.epochs * data.labels.steps_per_epoch
+    steps = build_steps(config, parts, preprocess, mesh, data.labels, total_steps=total_steps, evaluated=evaluated)
     if config.data.cache_features != "no":
         require_frozen(parts)
         if resumes and parts.stats:
@@ -129,11 +105,7 @@ def training_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Return an iterator over this process's part of the training batches.
 
-    Args:
-      config: the config of the training.
-      split: the training split.
-      skipped: receives the images that could not be read.
-      first_step: the number of steps already taken, whose batches are omitted.
+    `skipped` receives the images that could not be read. The batches of the first `first_step` steps are omitted.
     """
     data_config = config.data
     if has_batch_statistics(config):  # they would include the blank of an unreadable image

@@ -33,10 +33,10 @@ _norm = jax.jit(optax.tree.norm)
 
 
 class Hook:
-    """Base class for hooks. The methods are called at events of a training. In this class, they do nothing."""
+    """The events of a training, at which hooks do something. By default they do nothing."""
 
     def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
-        """Called before each step. The step donates the buffers of `state`."""
+        """Called before each step, which donates the buffers of `state`."""
 
     def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Called after a step is dispatched. `metrics` are still on the device and may not be computed yet."""
@@ -58,10 +58,7 @@ class Hook:
 
 
 class Hooks:
-    """A list of hooks and a context manager that closes them.
-
-    `hooks.after_step(…)` calls `after_step` of each hook in order. The other methods of `Hook` work alike.
-    """
+    """A list of hooks and a context manager that closes them. `hooks.after_step(…)` calls it of each hook, in order."""
 
     def __init__(self, hooks: Sequence[Hook]):
         self.hooks = hooks
@@ -85,14 +82,9 @@ class Hooks:
 def training_hooks(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager, progress: Progress, *, finished: bool
 ) -> Hooks:
-    """Return the hooks of a training.
+    """Return the hooks of a training that starts or resumes at `state`.
 
-    Args:
-      experiment: the experiment.
-      state: the state at which the training starts or resumes.
-      manager: the manager of the checkpoints.
-      progress: the progress display.
-      finished: whether early stopping has ended the training, so that no more steps follow.
+    `finished` tells whether early stopping has ended the training, so that no more steps follow.
     """
     first, steps, folder = int(state.step), experiment.steps, experiment.folder
     unfinished = first < experiment.total_steps and not finished and distributed.is_first()
@@ -119,13 +111,7 @@ class Device(Hook):
 
 
 class Trace(Hook):
-    """A hook that records some training steps with the JAX profiler, on the first process only.
-
-    Args:
-      window: the steps to record; None = no steps.
-      folder: the run folder.
-      first: the number of steps already taken.
-      total: the number of steps of the whole training.
+    """A hook that records the steps of `window` with the JAX profiler, on the first process only; None = no steps.
 
     Raises:
       UserError: `window` is not within the remaining steps of the training, or the run folder is in an object store.
@@ -158,10 +144,7 @@ class Trace(Hook):
 
 
 class Log(Hook):
-    """A hook that writes the metric log and shows the progress.
-
-    The metrics of a step are written while the device computes the next step.
-    """
+    """A hook that shows the progress, and logs the metrics of a step while the device computes the next."""
 
     def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
         self._experiment, self._log, self._progress = experiment, log, progress
@@ -236,11 +219,7 @@ class Checks(Hook):
         checkpoint.require_written(self._manager, wait=True)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
-        """Raise UserError if more than `train.skip_nonfinite` steps had a loss or gradient that is not finite.
-
-        Args:
-          metrics: the metrics of the last step.
-        """
+        """Raise UserError if more than `train.skip_nonfinite` steps had a loss or gradient that is not finite."""
         allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
         if skipped <= allowed and (allowed or _is_finite(metrics)):
             self._unseen.clear()
@@ -252,10 +231,7 @@ class Checks(Hook):
         )
 
     def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
-        """Return a text about a step with a loss or gradient that is not finite.
-
-        The text names the loss or the gradient norm, the learning rate and the images of the step.
-        """
+        """Return a text about a step: its loss or gradient norm that is not finite, learning rate and images."""
         config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])

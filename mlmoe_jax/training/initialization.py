@@ -63,12 +63,7 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
     3. the pretrained backbone; the other values are random,
     4. random values.
 
-    Args:
-      config: the config of the training.
-      folder: the run folder; None = there is none.
-
-    Raises:
-      UserError: the origin is missing or does not fit the config.
+    Raises UserError if the origin is missing or does not fit the config.
     """
     location = config.init_from
     if folder is not None and has_checkpoint(folder):
@@ -95,10 +90,7 @@ class RunOrigin(Origin):
 
 @dataclass(frozen=True)
 class Resumed(RunOrigin):
-    """The training in `folder`, to be resumed.
-
-    `parts` reads only the frozen weights. All values that the checkpoint holds are ShapeDtypeStructs.
-    """
+    """The training in `folder`, to be resumed. `parts` reads the frozen weights; other values are ShapeDtypeStructs."""
 
     resumes = True
 
@@ -145,12 +137,7 @@ class OfficialFile(Origin):
         return parts
 
     def _report(self, report: LoadReport, only_head: bool) -> None:
-        """Print which parameters were loaded, unused or missing, and where the authors' code differs from the config.
-
-        Args:
-          report: the result of `load_official`.
-          only_head: whether the file has no parameters of the backbone.
-        """
+        """Print which parameters were loaded, unused or missing, and what the authors' code computes differently."""
         path, missing = self.path, report.missing
         status(f"init_from {path}: {len(report.loaded)} parameters from the {report.layout} layout")
         if only_head:
@@ -173,10 +160,11 @@ class PeftFolder(Origin):
     def __post_init__(self):
         require_weights(self.config)
         name, settings = self.adapter.name, self.adapter.settings
-        configured = self.config.model.adapters.get(name, {})
-        other = [key for key, value in settings.items() if not _is_same_setting(key, configured.get(key), value)]
-        if other:
-            texts = {key: ",".join(value) if key == "targets" else value for key, value in settings.items()}
+        configured = dict(self.config.model.adapters.get(name, {}))
+        configured["targets"] = set(configured.get("targets", ()))
+        stored = settings | {"targets": set(settings["targets"])}
+        if other := [key for key, value in stored.items() if configured.get(key) != value]:
+            texts = settings | {"targets": ",".join(settings["targets"])}
             keys = " ".join(f"--config.model.adapters.{name}.{key}={texts[key]}" for key in other)
             raise UserError(f"the adapter in {self.adapter.path} has other settings than the config; add {keys}")
 
@@ -217,13 +205,12 @@ class OtherRun(RunOrigin):
         status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
         grouped = prompts_class(config).uses_groups and match.same_groups
         report_transfer(match, label_space, source_space, skipped, grouped=grouped)
-        parts = Parts(
-            base.definition,
-            {path: transferred.get(path, value) for path, value in base.trainable.items()},
-            {path: transferred.get(path, value) for path, value in base.frozen.items()},
-            {path: transferred.get(path, value) for path, value in base.stats.items()},
-            unpublished=frozenset(base.frozen) - published,
+        trainable, frozen, stats = (
+            {path: transferred.get(path, value) for path, value in part.items()}
+            for part in (base.trainable, base.frozen, base.stats)
         )
+        unpublished = frozenset(frozen) - published
+        parts = replace(base, trainable=trainable, frozen=frozen, stats=stats, unpublished=unpublished)
         _require_same_table(parts, base.trainable.get(POSITION_TABLE))
         return parts
 
@@ -237,31 +224,13 @@ class OtherRun(RunOrigin):
 
 # ----------------------------------------------------------------------------------------------------------- values
 def _require_same_table(parts: Parts, table: Any) -> None:
-    """Raise UserError if the loaded position embedding is trainable and has another shape than `table`.
-
-    Args:
-      parts: the model with the loaded position embedding.
-      table: the position embedding of the backbone in the config, an array or ShapeDtypeStruct.
-    """
+    """Raise UserError if the position embedding is trainable and has another shape than `table`, the backbone's."""
     trained = parts.trainable.get(POSITION_TABLE)
     if trained is not None and trained.shape != table.shape:
         raise UserError(
             f"the position table of config.init_from has {trained.shape[1]} entries, and the table of the backbone has "
             f"{table.shape[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in config.trainable"
         )
-
-
-def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
-    """Return whether a setting of a PEFT adapter equals the setting in the config.
-
-    Args:
-      key: the name of the setting. For `targets`, the order of the values does not matter.
-      value: the value in the config.
-      adapter_value: the value of the adapter.
-    """
-    if key == "targets":
-        return set(value or ()) == set(adapter_value)
-    return value == adapter_value
 
 
 def _without(values: Params, paths: set[str]) -> Params:

@@ -23,30 +23,28 @@ Axes = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Counterparts:
-    """The correspondence between the parameters of a model and the parameters of a source model.
+    """The correspondence between the parameters of a model and the parameters of a source model."""
 
-    Attributes:
-      names: the labels of the model.
-      source_names: the labels of the source.
-      axes: path of a parameter of the model -> names of its axes, see `ModelDef.axes`.
-      source_axes: path of a parameter of the source -> names of its axes.
-      same_head: whether both models have the same kind of head.
-      same_groups: whether the prompts of both models have equal group structures, or both have no groups.
-      same_vectors: whether the labels that both models have use equal word vectors.
-    """
-
-    names: tuple[str, ...]
-    source_names: tuple[str, ...]
+    names: tuple[str, ...]  # the labels of the model
+    source_names: tuple[str, ...]  # the labels of the source
+    # Path of a parameter of the model -> names of its axes, see `ModelDef.axes`
     axes: Mapping[str, Axes] = field(default_factory=dict)
+    # Path of a parameter of the source -> names of its axes
     source_axes: Mapping[str, Axes] = field(default_factory=dict)
-    same_head: bool = True
-    same_groups: bool = True
-    same_vectors: bool = True
+    same_head: bool = True  # whether both models have the same kind of head
+    same_groups: bool = True  # whether the prompts of both models have equal group structures, or both have no groups
+    same_vectors: bool = True  # whether the labels that both models have use equal word vectors
 
     @property
     def same_labels(self) -> bool:
         """Whether both models have the same labels in the same order."""
         return self.names == self.source_names
+
+    @property
+    def common(self) -> list[str]:
+        """The labels that both models have, in the order of the model."""
+        source_names = set(self.source_names)
+        return [name for name in self.names if name in source_names]
 
     def axes_at(self, path: str) -> tuple[Axes, Axes]:
         """Return (names of the axes in the model, names of the axes in the source) of the parameter at `path`."""
@@ -61,16 +59,7 @@ def counterparts(
     definition: ModelDef,
     source_definition: ModelDef,
 ) -> Counterparts:
-    """Return the correspondence between the parameters of two models.
-
-    Args:
-      config: the config of the model.
-      space: the label space of the model.
-      source_config: the config of the source.
-      source_space: the label space of the source.
-      definition: the structure of the model.
-      source_definition: the structure of the source.
-    """
+    """Return the correspondence between the parameters of two models."""
     structures = [prompts_class(each).group_structure(each.model.prompts) for each in (config, source_config)]
     return Counterparts(
         space.names,
@@ -84,10 +73,7 @@ def counterparts(
 
 
 def _same_vectors(space: LabelSpace, source_space: LabelSpace) -> bool:
-    """Return whether the labels that occur in both label spaces have equal word vectors.
-
-    The result is True if one of the label spaces has no word vectors.
-    """
+    """Return whether the labels in both label spaces have equal word vectors; True if one space has no word vectors."""
     vectors, source_vectors = space.vectors_by_name(), source_space.vectors_by_name()
     return all(
         np.shape(vector) == np.shape(source_vectors[name]) and np.allclose(vector, source_vectors[name], atol=1e-5)
@@ -100,11 +86,6 @@ def transfer_parameters(
     initial: Params, source: Params, match: Counterparts
 ) -> tuple[dict[str, jax.Array], dict[str, list[str]]]:
     """Transfer the values of a source model to another model, where parameters correspond.
-
-    Args:
-      initial: path -> initial value of the model to fill.
-      source: path -> value of the source.
-      match: the correspondence of the two models.
 
     Returns:
       transferred: path -> new value, with the dtype of the initial value. Rows of labels that the source does not have
@@ -126,10 +107,7 @@ def transfer_parameters(
 
 
 def _mismatch(path: str, source: Params, match: Counterparts) -> str:
-    """Return the reason why a parameter cannot be transferred from the source, or "" if no reason is found.
-
-    Shapes are not compared here, see `_transferred`.
-    """
+    """Return why a parameter cannot be transferred from the source, or "". Shapes are compared by `_transferred`."""
     names = sum(match.axes_at(path), ())
     if path not in source:
         return "missing in the source"
@@ -143,17 +121,7 @@ def _mismatch(path: str, source: Params, match: Counterparts) -> str:
 
 
 def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
-    """Compute the new value of a parameter.
-
-    Args:
-      path: the path of the parameter.
-      initial: the initial value in the model to fill.
-      value: the value in the source.
-      match: the correspondence of the two models.
-
-    Returns:
-      (new value, "") if the parameter is transferred, otherwise (None, the reason why it is not transferred).
-    """
+    """Return (new value, "") of a parameter if it is transferred, otherwise (None, the reason why it is not)."""
     value = np.asarray(distributed.to_host(value))
     names, source_names = match.axes_at(path)
     has_labels = any(name in (LABEL, LABEL_GROUP) for name in names + source_names)
@@ -167,25 +135,16 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
     same_number = further == value.shape[axes[0]] - len(match.source_names)
     if not same_number or np.delete(initial.shape, axes).tolist() != np.delete(value.shape, axes).tolist():
         return None, "another shape"
-    rows, source_rows = _common_rows(match, further)
+    rows, source_rows = (_rows(names, match.common, further) for names in (match.names, match.source_names))
     mixed = np.array(jax.device_get(initial))
     mixed[_block(mixed.shape, axes, rows)] = value[_block(value.shape, axes, source_rows)]
     return mixed, ""
 
 
-def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the rows to copy, for a parameter with one row per label and `further` rows after the labels.
-
-    Returns:
-      Two lists of equal length: the row numbers in the model and the row numbers in the source. They have an entry for
-      each label that both models have, followed by the `further` rows.
-    """
-    index_of = {name: index for index, name in enumerate(match.source_names)}
-    rows = [row for row, name in enumerate(match.names) if name in index_of]
-    source_rows = [index_of[match.names[row]] for row in rows]
-    rows += range(len(match.names), len(match.names) + further)
-    source_rows += range(len(match.source_names), len(match.source_names) + further)
-    return rows, source_rows
+def _rows(names: Sequence[str], common: Sequence[str], further: int) -> list[int]:
+    """Return the rows of `common` in a parameter with a row for each of `names`, then the `further` rows."""
+    row_of = {name: row for row, name in enumerate(names)}
+    return [*(row_of[name] for name in common), *range(len(names), len(names) + further)]
 
 
 def _block(shape: Sequence[int], axes: Iterable[int], rows: list[int]) -> tuple[np.ndarray, ...]:
@@ -202,50 +161,27 @@ def report_transfer(
     *,
     grouped: bool,
 ) -> None:
-    """Print which labels are matched and which parameters are not transferred.
+    """Print which labels are matched, and the paths in `skipped` that are not transferred, by reason.
 
-    Args:
-      match: the correspondence of the two models.
-      space: the label space of the model.
-      source_space: the label space of the source.
-      skipped: reason -> paths, as returned by `transfer_parameters`.
-      grouped: whether both models have the same group structure of prompts. If True, labels that change their group are
-        printed too.
+    If both models are `grouped` in the same structure of prompts, labels that change their group are printed too.
     """
-    _report_labels(match)
-    if grouped:
-        _report_groups(match, space, source_space)
-    for reason, paths in skipped.items():
-        status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
-
-
-def _report_labels(match: Counterparts) -> None:
-    """Print the labels that both models have, the new labels, and the labels of the source that are not used."""
-    if match.same_labels:
-        return
-    common = _common_labels(match)
-    new = [name for name in match.names if name not in set(common)]
-    left_out = [name for name in match.source_names if name not in set(common)]
-    status(
-        f"labels matched by name: {', '.join(common) or 'none'}; new: {', '.join(new) or 'none'}; left out: "
-        f"{', '.join(left_out) or 'none'}"
-    )
-
-
-def _report_groups(match: Counterparts, space: LabelSpace, source_space: LabelSpace) -> None:
-    """Print the labels that both models have, but in different groups."""
+    common = match.common
+    if not match.same_labels:
+        known = set(common)
+        lists = {
+            "labels matched by name": common,
+            "new": [name for name in match.names if name not in known],
+            "left out": [name for name in match.source_names if name not in known],
+        }
+        status("; ".join(f"{text}: {', '.join(names) or 'none'}" for text, names in lists.items()))
     groups, source_groups = _groups_by_label(space), _groups_by_label(source_space)
-    if moved := [name for name in _common_labels(match) if groups[name] != source_groups[name]]:
+    if moved := [name for name in common if grouped and groups[name] != source_groups[name]]:
         status(
             f"{len(moved)} of these labels change their groups ({', '.join(moved)}) and start with prompts that were "
             "trained for other labels; model.prompts.groups can name a file with the same groups"
         )
-
-
-def _common_labels(match: Counterparts) -> list[str]:
-    """Return the labels that both models have, in the order of the model."""
-    source_names = set(match.source_names)
-    return [name for name in match.names if name in source_names]
+    for reason, paths in skipped.items():
+        status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
 
 def _groups_by_label(space: LabelSpace) -> dict[str, tuple[int, int]]:

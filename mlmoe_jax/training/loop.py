@@ -47,11 +47,10 @@ from mlmoe_jax.training.training_data import open_training_data
 
 
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
-    """Train a model in a run folder and evaluate it. If the folder has a checkpoint, the training resumes from it.
+    """Train a model in a run folder and evaluate it, or resume from the checkpoint of the folder. `config` is not
+    changed.
 
     Args:
-      config: the config. It is not changed.
-      folder: the run folder. It need not exist.
       profile: the training steps to record with the JAX profiler. Profiling does not change the results.
 
     Returns:
@@ -95,12 +94,9 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
 
 
 def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
-    """Validate a config and return the copy to train with. `config_of_run` adapts the copy to a run in the folder.
+    """Validate a config and return the copy to train with, which `config_of_run` adapts to a run in the folder.
 
-    All checks that need neither weights nor data are done here.
-
-    Raises:
-      UserError: a check fails.
+    All checks that need neither weights nor data are done here. Raises UserError if one fails.
     """
     config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
     require_trainable(config)
@@ -126,12 +122,8 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
     1. Run the step.
     2. Write the metrics of an earlier step to the log while the device computes.
     3. Evaluate and select, if `experiment.evaluates(step)`.
-    4. Write the metrics of this step to the log and save a checkpoint, if `experiment.saves(step)` or the training
-       ends.
-    5. Stop, if requested.
-
-    Raises:
-      Stopped: a stop was requested by a signal.
+    4. Write the metrics of this step and save a checkpoint, if `experiment.saves(step)` or the training ends.
+    5. Stop, if requested by a signal, which raises Stopped.
     """
     start = step = int(state.step)
     stopping = False
@@ -165,8 +157,7 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
 def evaluate(experiment: Experiment, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
     """Evaluate the raw weights and the moving averages on the selection split. `selection` is updated in place.
 
-    Returns:
-      A dict: "SPLIT/KIND/METRIC" -> value; KIND is `raw` or `ema`. It is empty if there is no selection split.
+    Returns "SPLIT/KIND/METRIC" -> value; KIND is `raw` or `ema`. It is empty if there is no selection split.
     """
     candidates = {"raw": state.raw()}
     if experiment.config.ema.decay:
@@ -191,14 +182,11 @@ def select(
     """Update `selection` in place after an evaluation.
 
     If weights are selected by a metric, the best candidate is selected if its result exceeds all earlier results.
-    Otherwise, the last candidate is selected. No metric is used if `eval.select_on` is "none" or if the selection split
-    has too few positives per label.
+    Otherwise, the last candidate is selected: if `eval.select_on` is "none", or if the selection split has too few
+    positives per label.
 
     Args:
-      experiment: the experiment.
-      selection: the selection to update.
-      step: the step after which the candidates were evaluated.
-      candidates: kind (`raw`, `ema`) -> values. The last kind is selected if no metric is used.
+      candidates: kind (`raw`, `ema`) -> values after `step`.
       measured: kind -> metrics on the selection split; {} if there is no selection split.
     """
     config, metric = experiment.config, selection.metric
@@ -222,14 +210,8 @@ def select(
 def finish(experiment: Experiment, selection: Selection, frozen: Params, outside: SplitScores | None = None) -> Results:
     """Evaluate the selected values on all evaluation splits and write the results. Fit thresholds if configured.
 
-    Args:
-      experiment: the experiment.
-      selection: the selected values.
-      frozen: the frozen parameters.
-      outside: the cross-validated scores from `fit_classifier`, written like the scores of a split; None = none.
-
-    Returns:
-      split -> metric -> value, as a fraction.
+    `outside` are the cross-validated scores from `fit_classifier`, written like the scores of a split; None = none.
+    Returns split -> metric -> value, as a fraction.
     """
     config, folder, label_space = experiment.config, experiment.folder, experiment.data.label_space
     if outside is None:
@@ -263,17 +245,7 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
 def score(
     experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: Split
 ) -> dict[str, SplitScores]:
-    """Compute the scores of a split for several sets of weights, in one pass over its images.
-
-    Args:
-      experiment: the experiment.
-      candidates: kind (`raw`, `ema`) -> values.
-      frozen: the frozen parameters.
-      split: the split.
-
-    Returns:
-      kind -> scores of the split.
-    """
+    """Return the scores of a split by kind (`raw`, `ema`) of weights, computed in one pass over its images."""
     steps = experiment.steps
     return score_split(steps.eval_step, candidates, frozen, split, experiment.config, steps.mesh)
 
@@ -281,7 +253,7 @@ def score(
 def _backbone_file(values: Params) -> bytes:
     """Return the bytes of a safetensors file with the backbone in float16.
 
-    All processes must call this function, because arrays may be sharded over the processes.
+    All processes must call it, because arrays may be sharded over them.
     """
     prefix = "backbone/"
     own = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}

@@ -47,12 +47,9 @@ def make_mixing(augment: ConfigDict) -> Mixing | None:
 def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
     """Mix each image and its targets with its partner: λ·x + (1 − λ)·x' (MixUp, sec. 2).
 
-    x is the image (or its targets), x' is the partner's, and λ is the share of the image. Integer inputs are rounded. A
-    label of the mixed image is known if it is known for both images, or if λ = 1 and it is known for the image.
-
-    Args:
-      batch: images u8[b,h,w,3] or features f32[b,...], with labels and masks.
-      share: f32[b], λ of each image.
+    x is the image (or its targets), x' is the partner's, and λ is the share of the image. Inputs are images
+    u8[b,h,w,3], whose mixtures are rounded, or features f32[b,...]. A label of the mixed image is known if it is known
+    for both images, or if λ = 1 and it is known for the image.
     """
     inputs = {
         name: _interpolated(values, jnp.roll(values, 1, axis=0), share)
@@ -65,15 +62,10 @@ def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
 def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batch:
     """Replace a rectangle of each image by the same rectangle of its partner (CutMix, eq. 1–2).
 
-    Targets are averaged with weights λ for the image and 1 − λ for the partner. The height and width of the rectangle
-    are √(1 − λ) times the height and width of the image. Its center is uniform. The rectangle is clipped at the borders
-    of the image. For the targets, λ is then recomputed as the fraction of the area that is not replaced, as in the
-    authors' code.
-
-    Args:
-      batch: images [b,h,w,3], with labels and masks.
-      share: f32[b], λ of each image before the rectangle is clipped.
-      key: the random key for the centers.
+    Targets are averaged with weights λ for the image, its `share`, and 1 − λ for the partner. The rectangle is √(1 − λ)
+    times as high and as wide as the image. Its center is uniform, drawn from `key`. The rectangle is clipped at the
+    borders of the image. For the targets, λ is then recomputed as the fraction of the area that is not replaced, as in
+    the authors' code.
     """
     image = batch["image"]
     down, across = (
@@ -88,12 +80,8 @@ def splicemix(batch: Batch, key: Key[Array, ""], *, consistent: bool = False) ->
     """Append mosaics of four images to the batch, one per four images, which are in random order (SpliceMix).
 
     A mosaic has the labels of all its images. A label is known if one image is known to have it, or if it is known for
-    all images. A mosaic with an image that could not be read has no loss.
-
-    Args:
-      batch: images [b,h,w,3], with labels and masks.
-      key: the random key for the order.
-      consistent: whether the result has CELLS, for the consistency loss.
+    all images. A mosaic with an image that could not be read has no loss. With `consistent`, the result has CELLS, for
+    the consistency loss.
     """
     size = len(batch["id"])
     cells = jax.random.permutation(key, size)[: size // 4 * 4].reshape(-1, 4)
@@ -111,13 +99,7 @@ def splicemix(batch: Batch, key: Key[Array, ""], *, consistent: bool = False) ->
 
 
 def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size"]:
-    """Return which rows (or columns) of each image are inside its rectangle, with a random center.
-
-    Args:
-      key: the random key for the centers.
-      size: the number of rows (or columns).
-      share: f32[b], λ of each image.
-    """
+    """Return which of `size` rows (or columns) of each image are inside its rectangle, with a random center."""
     center = jax.random.randint(key, share.shape, 0, size)[:, None]
     half = (size * jnp.sqrt(1 - share)).astype(jnp.int32)[:, None] // 2
     index = jnp.arange(size)

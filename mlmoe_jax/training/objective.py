@@ -25,8 +25,8 @@ StepMetrics = dict[str, jax.Array]
 class Objective:
     """The training loss of `config.loss`: a weighted sum of the named terms, plus the penalties of the model.
 
-    Some losses keep values per training image: arrays with one row per image, at paths that start with `loss/`. The
-    optimizer updates the `learned` values. The method `note` updates the `noted` values.
+    Some losses keep values per training image, arrays with a row per image at paths that start with `loss/`: the
+    optimizer updates the `learned` ones, and the method `note` the `noted` ones.
     """
 
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
@@ -60,7 +60,6 @@ class Objective:
         """Compute the loss.
 
         Args:
-          prediction: the prediction for `batch`.
           batch: a batch, or a part of it under gradient accumulation.
           whole: the whole batch, if `batch` is a part. The losses of all parts then add up to the loss of the whole
             batch. A loss that compares images is an exception, because it sees only the images of a part. None =
@@ -93,13 +92,9 @@ class Objective:
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
-        """Return path -> new value, for the noted values of the loss, after a training step.
+        """Return path -> new value, for the noted values of the loss, after `step` steps and one more.
 
-        Args:
-          prediction: the prediction for `batch`.
-          batch: the batch of the step.
-          step: the number of steps already taken.
-          values: path -> learned or noted value before the step.
+        `values` has path -> learned or noted value before it.
         """
         noted = self.loss.track(losses.as_float(prediction.logits), self._examples(batch, step, values))
         # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
@@ -133,27 +128,20 @@ class Objective:
 def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> TrainingLabels:
     """Return what a loss may use of the training labels.
 
-    Args:
-      config: the config.
-      codes: i8[N,K], the label codes of the training split.
-      names: the names of the labels, to read `loss.prior`; without names it is not read.
+    `codes` i8[N,K] are the label codes of the training split, and `names` of the labels serve to read `loss.prior`;
+    without names it is not read.
     """
-    steps = steps_per_epoch(len(codes), config.train.batch_size)
     prior = read_prior(config, names) if names else None
+    steps = steps_per_epoch(len(codes), config.train.batch_size)
     return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior)
 
 
 def training_objective(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> Objective:
-    """Return the training loss of a config. The arguments are those of `training_labels`."""
+    """Return the training loss of a config, for the arguments of `training_labels`."""
     return Objective(config.loss, training_labels(config, codes, names))
 
 
-def require_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> None:
-    """Raise UserError if the loss of a config cannot be computed or learned from the labels of the training split.
-
-    The arguments are those of `training_labels`.
-    """
-    if any(config.loss.terms.values()) and (
-        mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes, names))
-    ):
+def require_labels(config: ConfigDict, labels: TrainingLabels) -> None:
+    """Raise UserError if the loss of a config cannot be computed or learned from the training labels."""
+    if any(config.loss.terms.values()) and (mistakes := LOSSES[config.loss.kind].label_mistakes(config, labels)):
         raise UserError("; ".join(mistakes))

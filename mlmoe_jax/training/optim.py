@@ -29,15 +29,13 @@ LOSS_RATE, LOSS_DECAY = (f"^{LOSS_VALUES}", 10.0), (f"^{LOSS_VALUES}", 0.0)  # o
 
 
 def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
-    """Return the learning rate and beta1 of the one-cycle schedule: PyTorch's OneCycleLR with pct_start=0.2.
+    """Return the learning rate and beta1 of the one-cycle schedule, as functions of the number of steps taken, inside
+    jit.
 
-    All other settings of OneCycleLR have their defaults. The learning rate rises from peak/25 to peak at step
-    0.2·total_steps − 1 (rarely an integer), and falls to peak/25e4 at the last step, total_steps − 1. beta1 goes
-    0.95 → 0.85 → 0.95 at these steps. After the last step, both stay constant. If 0.2·total_steps = 1, the first step
-    has the peak (PyTorch divides by zero).
-
-    Returns:
-      Two functions that map the number of steps taken to f32[]. They work inside jit.
+    This is PyTorch's OneCycleLR with pct_start=0.2 and the defaults of its other settings. The learning rate rises from
+    peak/25 to peak at step 0.2·total_steps − 1 (rarely an integer), and falls to peak/25e4 at the last step,
+    total_steps − 1. beta1 goes 0.95 → 0.85 → 0.95 at these steps. After the last step, both stay constant. If
+    0.2·total_steps = 1, the first step has the peak (PyTorch divides by zero).
     """
     last = float(total_steps - 1)
     top = 0.2 * total_steps - 1
@@ -60,19 +58,11 @@ def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
     """Return the schedules (learning rate, beta1) of a config. Both map the number of steps taken to a value.
 
-    The schedules, by `optim.schedule`:
+    "one_cycle" also sets beta1, so `optim.b1` is not used. "cosine" decays to 0 at `total_steps`, and "multi_step"
+    multiplies the rate by MILESTONE_FACTOR after each fraction of the training in `optim.milestones`. All except
+    "one_cycle" rise linearly from 0 during the first `optim.warmup_steps` steps, and their beta1 is `optim.b1`.
 
-    * "one_cycle": see `one_cycle`. It also sets beta1, so `optim.b1` is not used.
-    * "constant": a constant rate.
-    * "cosine": a cosine decay to 0 at `total_steps`.
-    * "multi_step": the rate is multiplied by MILESTONE_FACTOR after each fraction of the training in
-      `optim.milestones`.
-
-    All except "one_cycle" rise linearly from 0 during the first `optim.warmup_steps` steps, and their beta1 is
-    `optim.b1`.
-
-    Raises:
-      UserError: there are too many warm-up steps.
+    Raises UserError for too many warm-up steps.
     """
     peak = optim.learning_rate
     if optim.schedule == "one_cycle":
@@ -90,31 +80,26 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
-    """Return the optimizer of a config. Parameters and gradients must be flat dicts {path: array} with exactly `paths`.
+    """Return the optimizer of a config for parameters {path: array} at exactly `paths` and `total_steps` steps.
 
     * adamw (decoupled weight decay), adam, and sgd with momentum beta1 (both add the decay to the gradient) give the
       same updates as torch.optim at every step.
     * muon uses Muon (see `_scale_by_muon`) for kernels of the backbone with two axes, and AdamW for all other
       parameters.
 
-    `optim.rate_rules` and `optim.decay_rules` are lists of (regex, factor). For each parameter, the learning rate and
-    the weight decay are multiplied by the factor of the first rule that matches its path. The learning rate also
-    multiplies the decay, as in PyTorch.
+    `optim.rate_rules` and `optim.decay_rules` are lists of (regex, factor): the learning rate and the weight decay of a
+    parameter are multiplied by the factor of the first rule that matches its path. The learning rate also multiplies
+    the decay, as in PyTorch.
 
-    Args:
-      optim: `config.optim`.
-      total_steps: the number of optimizer steps of the whole training.
-      paths: the paths of the trainable parameters.
-
-    Raises:
-      UserError: there are too many warm-up steps, or a regex does not compile.
+    Raises UserError for too many warm-up steps, or a regex that does not compile.
     """
     rate, beta1 = make_schedules(optim, total_steps)
+    adam = _scale_by_adam(beta1, optim.b2)
+    clip = _clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity()
     paths = list(paths)
     rate_rules, decay_rules = (LOSS_RATE, *optim.rate_rules), (LOSS_DECAY, *optim.decay_rules)
     rate_factor = {path: rules.first_match(rate_rules, path, 1.0) for path in paths}
     decay = {path: optim.weight_decay * rules.first_match(decay_rules, path, 1.0) for path in paths}
-    adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
     momentum = optax.inject_hyperparams(optax.trace, hyperparam_dtype=jnp.float32)(decay=beta1)
@@ -124,12 +109,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
         "muon": (optax.partition({"muon": _scale_by_muon(), "adamw": adam}, _muon_or_adamw), add_decay),
         "sgd": (add_decay, momentum),
     }[optim.name]
-    return optax.chain(
-        _clip_by_global_norm(optim.clip_norm) if optim.clip_norm else optax.identity(),
-        *core,
-        scale_rate,
-        optax.scale_by_learning_rate(rate),
-    )
+    return optax.chain(clip, *core, scale_rate, optax.scale_by_learning_rate(rate))
 
 
 def global_norm(gradient: Params) -> Array:
@@ -153,22 +133,16 @@ def updates_made(opt: Any) -> Array:
 
 
 def ema_update(ema: Params, new: Params, decay: float) -> Params:
-    """Return the new exponential moving average, decay · ema + (1 − decay) · new, for each path.
-
-    If `new` equals `ema`, the result is exactly equal too.
-    """
+    """Return decay · ema + (1 − decay) · new for each path: exactly `ema` where `new` equals it."""
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
 
 def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
     """Return Adam's update direction m̂ / (√v̂ + EPS), with a beta1 that depends on the step.
 
-    m̂ and v̂ are the bias-corrected moving averages of the gradient and of its square. The state is an
-    `optax.ScaleByAdamState`.
-
-    The bias correction uses only the beta1 of the current step, as in PyTorch. 1 − b2^t is computed as
-    −expm1(t · log b2), because the difference in float32 has a relative error of 10⁻⁵ in the first steps. The
-    parameters of all later steps would have this error, too.
+    m̂ and v̂ are the bias-corrected moving averages of the gradient and of its square. The bias correction uses only
+    the beta1 of the current step, as in PyTorch. 1 − b2^t is computed as −expm1(t · log b2), because the difference in
+    float32 has a relative error of 10⁻⁵ in the first steps, which the parameters of all later steps would have, too.
     """
 
     log_b2 = math.log(b2) if b2 else -math.inf
@@ -193,9 +167,8 @@ def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
 def _scale_by_muon() -> optax.GradientTransformation:
     """Return the updates of Muon (Jordan et al., 2024) for matrices.
 
-    Newton–Schulz iterations move the singular values of the momentum to 1. The result is scaled by
-    0.2·√max(rows, columns). The updates then are as large as updates of AdamW, so that both use one learning rate
-    (Moonlight, sec. 2.2).
+    Newton–Schulz iterations move the singular values of the momentum to 1. The result is scaled by 0.2·√max(rows,
+    columns), so that updates are as large as AdamW's and both use one learning rate (Moonlight, sec. 2.2).
     """
     # Documented as the default for matrices, but optax fails without it.
     axes = optax.contrib.MuonDimensionNumbers()

@@ -23,11 +23,7 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """Parse `START:STOP`.
-
-        Raises:
-          UserError: the text has another form, START is 0 or above STOP, or the range has more than MOST_STEPS steps.
-        """
+        """Parse `START:STOP`; UserError for another form, START 0 or above STOP, or more than MOST_STEPS steps."""
         numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
         first, last = map(int, numbers.groups()) if numbers else (0, 0)
         if not 1 <= first <= last < first + MOST_STEPS:
@@ -38,12 +34,7 @@ class Window:
         return cls(first, last)
 
     def require(self, step: int, total: int) -> None:
-        """Raise UserError if the range is not within the remaining steps of a training.
-
-        Args:
-          step: the number of steps already taken.
-          total: the number of steps of the whole training.
-        """
+        """Raise UserError if the range is not within the steps of a training of `total` that remain after `step`."""
         if not step < self.first <= self.last <= total:
             raise UserError(
                 f"--profile={self.first}:{self.last} is not within the remaining steps, {step + 1} to {total}"

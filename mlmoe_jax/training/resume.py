@@ -37,18 +37,11 @@ def save_progress(
 def restore_progress(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager
 ) -> tuple[TrainState, Selection]:
-    """Restore the state and the selection from the newest undamaged checkpoint.
+    """Restore the state from `Steps.start` and the selection from the newest undamaged checkpoint.
 
     Without a checkpoint, return the initial state and a selection of its values. Rows of metrics.jsonl after the
-    restored step are removed. If steps remain, the start of the training is recorded in the run folder.
-
-    Args:
-      experiment: the experiment.
-      state: the result of `Steps.start`.
-      manager: the manager of the checkpoints.
-
-    Raises:
-      UserError: all checkpoints are damaged.
+    restored step are removed. If steps remain, the start of the training is recorded in the run folder. Raises
+    UserError if all checkpoints are damaged.
     """
     steps, like = experiment.steps, {"selected": state.latest(), "state": state.replace(frozen={})}
     restored = checkpoint.restore(manager, **steps.stored_form(like))
@@ -72,10 +65,7 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     """Return the config with which a run in the folder starts or resumes.
 
     If a run is resumed, dtypes that are `auto` are replaced by the dtypes of the run, because the meaning of `auto`
-    depends on the device.
-
-    Raises:
-      UserError: the folder holds a run with a different config.
+    depends on the device. Raises UserError if the folder holds a run with a different config.
     """
     config, differences = _compare(config, folder)
     if changed := differences["fixed"]:
@@ -89,10 +79,9 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
-    """Describe the config keys whose change prevents resuming the run in the folder.
+    """Describe the config keys whose change prevents resuming the run in the folder, each as "KEY was OLD and is NEW".
 
-    Returns:
-      A list of texts "KEY was OLD and is NEW"; [] if the run can resume or the folder holds no run.
+    Returns [] if the run can resume or the folder holds no run.
     """
     return _compare(config, folder)[1]["fixed"]
 

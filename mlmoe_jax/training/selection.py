@@ -1,10 +1,8 @@
 """Select the weights for evaluation and prediction, and stop training early, by one metric on one split.
 
-The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts:
-
-* Raw and averaged weights are evaluated after each epoch.
-* The better weights are a candidate; if both results are equal, the raw weights.
-* The candidate is selected only if its result exceeds all earlier results.
+The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts. Raw and averaged weights
+are evaluated after each epoch. The better weights are a candidate; if both results are equal, the raw weights. The
+candidate is selected only if its result exceeds all earlier results.
 
 Training stops if both conditions hold:
 
@@ -15,12 +13,9 @@ Training stops if both conditions hold:
 So a new best result of the averaged weights that is not the best of all does not restart the wait. But training does
 not stop at a step at which the averaged weights have their best result.
 
-The authors' code does not define three cases, which are handled as follows:
-
-* Without averaged weights, condition 1 alone decides.
-* An undefined result (nan) is never the best. Undefined results of averaged weights do not fulfill condition 2. The
-  authors' code ends with an error if a loss is nan.
-* A first result of 0 is a best result. The authors' code requires more than 0.
+The authors' code does not define three cases. Without averaged weights, condition 1 alone decides. An undefined result
+(nan) is never the best, and of averaged weights does not fulfill condition 2; the authors' code ends with an error if a
+loss is nan. A first result of 0 is a best result; the authors' code requires more than 0.
 """
 
 from __future__ import annotations
@@ -60,26 +55,16 @@ class Selection:
 
     All attributes are stored in checkpoints, so a resumed run selects and stops like an uninterrupted run. The kinds of
     weights are `raw` and `ema` (moving averages).
-
-    Attributes:
-      values: path -> selected value.
-      metric: the name of the metric, as in results.json.
-      step: the step of the selected weights.
-      kind: the kind of the selected weights.
-      split: the split on which the weights were selected; "" if they were selected without a metric.
-      best: kind -> highest result so far.
-      best_step: kind -> the step of the highest result.
-      finished: whether training stops early.
     """
 
-    values: Params
+    values: Params  # path -> selected value
     metric: str = "mAP"
-    step: int = 0
+    step: int = 0  # the step of the selected weights
     kind: str = "ema"
-    split: str = ""
-    best: dict[str, float] = field(default_factory=dict)
-    best_step: dict[str, int] = field(default_factory=dict)
-    finished: bool = False
+    split: str = ""  # the split on which the weights were selected; "" if they were selected without a metric
+    best: dict[str, float] = field(default_factory=dict)  # kind -> highest result so far
+    best_step: dict[str, int] = field(default_factory=dict)  # kind -> the step of the highest result
+    finished: bool = False  # whether training stops early
 
     def consider(
         self, step: int, split: str, candidates: Mapping[str, tuple[float, Params]], *, patience: int = 0
@@ -87,9 +72,8 @@ class Selection:
         """Select the best candidate if its result exceeds all earlier results. Set `finished` to stop training early.
 
         Args:
-          step: the step after which the candidates were evaluated.
-          split: the split of the results.
-          candidates: kind -> (result, values). If results are equal, the first kind is selected.
+          candidates: kind -> (result on `split`, values after `step`). If results are equal, the first kind is
+            selected.
           patience: as in the docstring of the module, but in steps; 0 = never stop.
         """
         results = {kind: result for kind, (result, _) in candidates.items() if not math.isnan(result)}
@@ -113,11 +97,8 @@ class Selection:
 
     @classmethod
     def from_notes(cls, values: Params, notes: Mapping[str, Any]) -> Selection:
-        """Return the selection stored in a checkpoint.
-
-        Args:
-          values: the selected values.
-          notes: the result of the method `notes`. Other keys are ignored.
+        """Return the selection stored in a checkpoint. Keys of `notes` that `Selection.notes` does not return are
+        ignored.
         """
         return cls(values, **{name: copy.copy(notes[name]) for name in _NOTES})
 

@@ -27,23 +27,15 @@ from mlmoe_jax.training.optim import ema_update, global_norm, updates_made
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """The state of a training after `step` steps.
+    """The state of a training after `step` steps."""
 
-    Attributes:
-      step: i32[], the number of steps taken.
-      trainable: path -> value that the optimizer updates: parameters of the model, and learned values of the loss.
-      frozen: path -> value that never changes.
-      stats: path -> value that the forward pass updates: batch statistics, and noted values of the loss.
-      opt: the state of the optimizer.
-      ema: path -> exponential moving average of `raw()`; {} if the config has no moving averages (decay 0).
-    """
-
-    step: jax.Array
+    step: jax.Array  # i32[], the number of steps taken
+    # Path -> value that the optimizer updates: parameters of the model, and learned values of the loss
     trainable: Params
-    frozen: Params
-    stats: Params
+    frozen: Params  # path -> value that never changes
+    stats: Params  # path -> value that the forward pass updates: batch statistics, and noted values of the loss
     opt: Any
-    ema: Params
+    ema: Params  # path -> exponential moving average of `raw()`; {} if the config has no moving averages (decay 0)
 
     def replace(self, **changes) -> TrainState:
         return replace(self, **changes)
@@ -55,14 +47,7 @@ class TrainState:
     def updated(
         self, gradient: Params, stats: Params, optimizer: optax.GradientTransformation, ema_decay: float
     ) -> TrainState:
-        """Return the state after one optimizer update.
-
-        Args:
-          gradient: path -> gradient of a trainable value.
-          stats: path -> value after the forward pass.
-          optimizer: the optimizer.
-          ema_decay: the decay of the moving averages.
-        """
+        """Return the state after an optimizer update, with `stats` as the forward pass left them."""
         updates, opt = optimizer.update(gradient, self.opt, self.trainable)
         trainable = optax.apply_updates(self.trainable, updates)
         after = self.replace(step=self.step + 1, trainable=trainable, stats=stats, opt=opt)
@@ -106,8 +91,7 @@ Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Pa
 class TrainStep:
     """The compiled training step, a function (state, batch) -> (new state, metrics).
 
-    All buffers of the state are donated except the frozen weights. The frozen weights are an input of the compiled
-    function but not an output.
+    All buffers of the state are donated except the frozen weights, an input but no output of the compiled function.
     """
 
     def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
@@ -121,19 +105,13 @@ class TrainStep:
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Return the compiled step. The first call compiles it; later calls return the same object.
-
-        All calls must have arguments of equal shapes.
-        """
+        """Return the compiled step, which the first call compiles. All calls must have arguments of equal shapes."""
         if self._compiled is None:
             self._compiled = self.lower(state, batch).compile()
         return self._compiled
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Run one training step.
-
-        With JAX_DISABLE_JIT=1, the operations run one by one, so that a debugger can inspect values.
-        """
+        """Run one training step; with JAX_DISABLE_JIT=1 operation by operation, so that a debugger sees values."""
         step = self._step if jax.config.jax_disable_jit else self.compile(state, batch)
         moving, metrics = step(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
@@ -156,13 +134,6 @@ def make_train_step(
     """Return the training step. Random numbers depend only on `seed` and the step, so a resumed run repeats them.
 
     Args:
-      definition: the structure of the model.
-      objective: the loss.
-      optimizer: the optimizer.
-      preprocess: conversion of images to the model input.
-      ema_decay: the decay of the moving averages.
-      seed: the random seed.
-      mesh: the mesh of devices.
       label_axes: as in `sharding.shard_tree` for the state.
       accumulate: the number of parts into which a batch is split for gradient accumulation. Only the activations of one
         part are in memory at a time, see `_accumulated`.
@@ -201,9 +172,8 @@ def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) 
 def _make_differentiate(
     definition: ModelDef, objective: Objective, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None
 ) -> Differentiate:
-    """Return a function that computes the gradient of the training loss with respect to the trainable values.
-
-    The arguments and results of the function are described at `Differentiate`.
+    """Return a function that computes the gradient of the loss by the trainable values, as described at
+    `Differentiate`.
     """
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
@@ -225,11 +195,6 @@ def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differ
 
     The result is the gradient of the whole batch, with two differences: batch norm uses the statistics of each part,
     and dropout draws other random numbers for each part.
-
-    Args:
-      differentiate: the function to apply to each part.
-      parts: the number of parts.
-      mesh: the mesh of devices.
     """
 
     def accumulated(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
-from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
@@ -30,7 +30,7 @@ from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import abbreviate, quantity
 from mlmoe_jax.training.initialization import Resumed, RunOrigin
-from mlmoe_jax.training.objective import require_labels
+from mlmoe_jax.training.objective import require_labels, training_labels
 from mlmoe_jax.training.selection import selection_split
 
 _logger = logging.getLogger(__name__)
@@ -38,34 +38,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The splits and the label space of a training.
-
-    Attributes:
-      train_split: the training split.
-      eval_splits: name -> split, for all splits to evaluate.
-      label_space: the names, groups and statistics of the labels.
-      skipped: the images of the training split that could not be read.
-      images: the record of the images, for the run folder.
-      reordered: whether a resumed run has other training images than before, or another order of them.
-    """
+    """The splits and the label space of a training."""
 
     train_split: Split
-    eval_splits: dict[str, Split]
-    label_space: LabelSpace
-    skipped: SkippedImages
-    images: ImageRecord
-    reordered: bool = False
-
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of training steps per pass over the training split."""
-        return steps_per_epoch(len(self.train_split), batch_size)
+    labels: TrainingLabels  # of the training split
+    eval_splits: dict[str, Split]  # name -> split, for all splits to evaluate
+    label_space: LabelSpace  # the names, groups and statistics of the labels
+    skipped: SkippedImages  # the images of the training split that could not be read
+    images: ImageRecord  # the record of the images, for the run folder
+    reordered: bool = False  # whether a resumed run has other training images than before, or another order of them
 
 
 def open_training_data(config: ConfigDict, origin: Origin | None = None) -> TrainingData:
     """Open the splits of a training, check them, and log warnings about the data and the config.
 
     Args:
-      config: the config of the training.
       origin: the origin of the initial values; None = the pretrained backbone, or random values. The label space of a
         resumed run is read from its folder, because a recomputed label space can differ: another version of a library
         may group labels differently, and the file of word vectors may have changed.
@@ -80,7 +67,8 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     require_same_images(config.data.name, splits.values())
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data)
-    require_labels(config, train_split.labels, train_split.classes)
+    labels = training_labels(config, train_split.labels, train_split.classes)
+    require_labels(config, labels)
     eval_splits = {name: splits[name] for name in names}
     images, reordered = _record_images(config, train_split, eval_splits, origin)
     if isinstance(origin, Resumed):
@@ -88,14 +76,14 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     else:
         label_space = label_space_for(config, train_split)
     _report_data(config, train_split, eval_splits)
-    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split), images, reordered)
+    return TrainingData(train_split, labels, eval_splits, label_space, SkippedImages(train_split), images, reordered)
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
-    """Return the names of all splits that a training evaluates.
+    """Return the names of the splits that a training evaluates: to select weights, to fit thresholds, and the test
+    splits.
 
-    These are the split on which weights are selected, the split on which thresholds are fitted, and the test splits. A
-    name can occur more than once.
+    A name can occur more than once.
     """
     names = [selection_split(config)]
     if config.thresholds.at_end:
@@ -106,19 +94,18 @@ def evaluated_splits(config: ConfigDict) -> list[str]:
 
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Compute the label space of a new run from its training split."""
-    vectors = head_class(config).needs_vectors
-    grouped = prompts_class(config).uses_groups
-    name_vectors = vectors_for(config)
-    name = original_name(config.data)
-    options = {"grouped": grouped, "vectors": vectors, "name_vectors": name_vectors}
-    return compute_label_space(train_split, name, config.model, config.seed, **options)
+    options = {
+        "grouped": prompts_class(config).uses_groups,
+        "vectors": head_class(config).needs_vectors,
+        "name_vectors": vectors_for(config),
+    }
+    return compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
-    """Read the label space of the run in the folder. Log a warning if the training split has changed since then.
+    """Read the label space of the run in the folder, or raise UserError if it has other labels than the training split.
 
-    Raises:
-      UserError: the run cannot continue on the training split.
+    Logs a warning if the training split has changed since the run started.
     """
     space = read_label_space(folder)
     if space.names != tuple(train_split.classes):
@@ -135,14 +122,8 @@ def _record_images(
 ) -> tuple[ImageRecord, bool]:
     """Return the record of the images of a training, compared with the record of the run that it starts from.
 
-    Images that the values were trained on and that are to be evaluated are a warning. If the run is resumed and did not
-    evaluate them before, they are an error.
-
-    Returns:
-      The record, and the result of `_report_order` for a resumed run; otherwise False.
-
-    Raises:
-      UserError: the run cannot continue with these images.
+    The second result is `_report_order` for a resumed run; otherwise False. Images that the values were trained on and
+    that are to be evaluated are a warning. If the run is resumed and did not evaluate them before, they are an error.
     """
     others = [split for split in eval_splits.values() if split.name != config.data.train_split]
     record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
@@ -162,17 +143,10 @@ def _record_images(
 def _report_order(
     config: ConfigDict, folder: RunFolder, train_split: Split, now: ImageRecord, before: ImageRecord
 ) -> bool:
-    """Return whether the training images of a resumed run, or their order, have changed, and log warnings.
+    """Return whether the training images of a resumed run, or their order, have changed since `before`, and log
+    warnings.
 
-    Args:
-      config: the config of the training.
-      folder: the run folder.
-      train_split: the training split.
-      now: the record of the images.
-      before: the record in the run folder.
-
-    Raises:
-      UserError: the loss has values per training image.
+    Raises UserError if they have, and the loss has values per training image.
     """
     if moved := before.find_evaluated(train_split.ids):
         _logger.warning(
@@ -205,12 +179,10 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
 
 
 def with_features(data: TrainingData, extractor: FeatureExtractor) -> TrainingData:
-    """Return a copy of `data` whose splits hold cached backbone features instead of images.
+    """Return a copy of `data` with cached backbone features instead of images. Those not in the cache are computed
+    first.
 
-    Features that are not in the cache are computed and stored first.
-
-    Raises:
-      UserError: there is not enough disk space.
+    Raises UserError if there is not enough disk space.
     """
     train_split = extractor.cached(data.train_split)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}

@@ -15,6 +15,7 @@ from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh, shard_batch
 from mlmoe_jax.training.build_steps import build_steps
+from mlmoe_jax.training.objective import training_labels
 from mlmoe_jax.training.step import TrainState
 
 
@@ -74,6 +75,7 @@ class Bench:
         self.parts, self.mesh = model, mesh or make_mesh(config.mesh)
         labels = np.zeros((1, labels), np.int8) if isinstance(labels, int) else labels
         preprocess = preprocess or Preprocess(side, (0.5,) * 3, (0.25,) * 3)
+        labels = training_labels(config, labels)
         self.steps = build_steps(config, model, preprocess, self.mesh, labels, total_steps=100)
 
     def start(self, step: int = 0) -> TrainState:

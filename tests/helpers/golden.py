@@ -8,8 +8,9 @@ import numpy as np
 from flax import nnx
 
 from helpers.paths import PARITY
+from helpers.prompts import make_prompts
 from mlmoe_jax.config import default_config
-from mlmoe_jax.models.adapters.prompts import DeepPrompts
+from mlmoe_jax.models.adapters.group_prompts import GroupPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
@@ -79,7 +80,7 @@ def tiny_model(case: dict, dtype=None, precision: str = "highest") -> Classifier
     sides = {"co": case["co_group"], "dc": case["dc_group"]}
     return Classifier(
         ViT(shape, dtype=dtype, rngs=rngs),
-        DeepPrompts(3, 48, 14, count=12, mask=np.eye(12, dtype=bool), rngs=rngs),
+        make_prompts(GroupPrompts, shape, rngs, num_groups=2, per_group=3),
         GroupExpertsHead(48, sides, groups=2, per_group=3, dtype=dtype, rngs=rngs),
         final_norm=True,
         precision=precision,

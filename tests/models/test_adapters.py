@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.drawn import drawn
+from helpers.prompts import make_prompts
 
 from mlmoe_jax.config import default_config, from_json, load_config, set_key, to_json, use_adapter, validate
 from mlmoe_jax.config.table import KEYS
@@ -168,7 +169,7 @@ def test_what_has_no_bias_is_not_tuned_by_bitfit():
 
 # -------------------------------------------------------------------------------------------------------------- merged
 def classifier(shape, *adapters):
-    prompts = drawn(lambda: DeepPrompts(shape.depth, 16, 8, count=3, rngs=nnx.Rngs(0)), 1.0, 4)
+    prompts = drawn(lambda: make_prompts(DeepPrompts, shape, nnx.Rngs(0), count=3), 1.0, 4)
     head = drawn(lambda: LinearHead(shape.width, 3, pool="both", rngs=nnx.Rngs(0)), 0.2, 9)
     return Classifier(vit_of(shape), prompts, head, final_norm=True, precision="highest", adapters=dict(adapters))
 

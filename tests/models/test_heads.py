@@ -22,6 +22,7 @@ from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
 from mlmoe_jax.models.heads.patching import PatchingHead
+from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.params import ModelDef
 
@@ -145,7 +146,8 @@ def test_linear_classifiers_of_each_pool(pool):
     head = drawn(lambda: LinearHead(D, K, pool=pool, rngs=nnx.Rngs(0)), 0.3)
     given = {"cls": cls, "patches": patches, "mean": mean}
     read = {name: value if name in head.read else None for name, value in given.items()}
-    prediction = jax.jit(lambda: head(Features(read["cls"], None, read["patches"], (2, 2), mean=read["mean"])))()
+    features = Features(read["cls"], None, read["patches"], (2, 2), mean=read["mean"])
+    prediction = jax.jit(lambda: head(features))()
     expected = {}
     if "cls" in head.read:
         expected["cls"] = linear(head.classifier, cls)
@@ -160,7 +162,7 @@ def test_linear_classifiers_of_each_pool(pool):
     config = default_config()
     config.model.head.pool = pool
     assert LinearHead.terms(config) == ("logits", *expected)
-    assert head.published_macs(4) == (D * K * {"patches": 4, "both": 5}.get(pool, 1), 0)
+    assert forward_macs(head, features)[0] == 3 * D * K * {"patches": 4, "both": 5}.get(pool, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- MLMoE
@@ -310,7 +312,8 @@ def test_the_cosine_head_gives_the_scores_of_an_image_text_model(projects):
     expected = 30 * u @ (vectors.vectors - vectors.background).T - 2
     np.testing.assert_allclose(prediction.logits, expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(head.image_vectors(Features(cls, None, None, (1, 1))), u, rtol=2e-5, atol=1e-6)
-    assert head.published_macs(9) == (inner * K + D * inner * projects, 0)
+    one = Features(cls[:1], None, None, (1, 1))
+    assert forward_macs(head, one)[0] == inner * K + D * inner * projects
     paths = ModelDef.split(head)[1]
     assert ("projection/kernel" in paths) == projects
     assert {"classifier/kernel", "classifier/bias"} <= set(paths)

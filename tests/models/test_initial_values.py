@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.prompts import make_prompts
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.prompts import PrunablePrompts
+from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.experts import LabelExperts
 from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
@@ -81,7 +83,7 @@ UNIFORM = {
         {"graph/relation/kernel": 48**-0.5, "transform/bias": 32**-0.5},
     ),
     "E2VPT": (
-        lambda rngs: PrunablePrompts(12, 768, 16, count=0, key_values=5, heads=12, rngs=rngs),
+        lambda rngs: make_prompts(PrunablePrompts, ViTShape(768, 12, 12, 16, 224), rngs, count=0, key_values=5),
         {"key_value": 0.136931},
     ),
 }

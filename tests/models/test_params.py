@@ -6,10 +6,11 @@ import pytest
 from flax import nnx
 from helpers.bench import Bench, drawn_batch
 from helpers.drawn import drawn
+from helpers.prompts import make_prompts
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.models import rules
-from mlmoe_jax.models.adapters.prompts import DeepPrompts
+from mlmoe_jax.models.adapters.group_prompts import GroupPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
@@ -22,9 +23,10 @@ CO, DC = [0, 1, 0], [1, 1, 0]
 
 def ml_vpt() -> Classifier:
     rngs = nnx.Rngs(0)
+    shape = ViTShape(width=16, depth=2, heads=2, patch=8, native=16, layer_scale=0.1)
     return Classifier(
-        ViT(ViTShape(width=16, depth=2, heads=2, patch=8, native=16, layer_scale=0.1), rngs=rngs),
-        DeepPrompts(2, 16, 8, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
+        ViT(shape, rngs=rngs),
+        make_prompts(GroupPrompts, shape, rngs, num_groups=2, per_group=2),
         GroupExpertsHead(16, {"co": CO, "dc": DC}, groups=2, per_group=2, hidden=3, rngs=rngs),
         final_norm=True,
         precision="default",

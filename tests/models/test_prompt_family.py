@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.drawn import drawn
+from helpers.prompts import make_prompts
 
 from mlmoe_jax.models.adapters.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, clip_to_bounds
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 
 SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
-PLACE = (SHAPE.depth, SHAPE.width, SHAPE.patch)
 B, P = 3, 4
+
+
+def made(kind, **settings):
+    return make_prompts(kind, SHAPE, nnx.Rngs(0), **{"count": P} | settings)
 
 
 def close(ours, theirs):
@@ -23,12 +27,12 @@ def close(ours, theirs):
 
 # ---------------------------------------------------------------------------------------------------- VPT, GateVPT
 def test_gates_and_temperatures_start_as_in_the_authors_code():
-    prompts = ShallowPrompts(*PLACE, count=P, gate_init=5.0, learn_temperature=True, rngs=nnx.Rngs(0))
+    prompts = made(ShallowPrompts, gated=True, gate_init=5.0, learn_temperature=True)
     np.testing.assert_array_equal(prompts.gate[...], [-5, -5])
     np.testing.assert_array_equal(prompts.temperature[...], [1, 1, 1])
     prompts.temperature[...] = jnp.array([1e-4, 2.0, 50.0])
     np.testing.assert_allclose(prompts(B).temperature, [0.01, 2, 10])
-    assert ShallowPrompts(*PLACE, count=P, rngs=nnx.Rngs(0))(B).temperature is None
+    assert made(ShallowPrompts)(B).temperature is None
 
 
 def test_only_temperatures_have_bounds():
@@ -41,7 +45,7 @@ def test_only_temperatures_have_bounds():
 
 
 def test_temperatures_beyond_their_bounds_have_a_gradient():
-    graph, state = nnx.split(ShallowPrompts(*PLACE, count=P, learn_temperature=True, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(made(ShallowPrompts, learn_temperature=True))
 
     def total(state):
         return (nnx.merge(graph, state)(B).temperature * jnp.array([1.0, 2.0, 3.0])).sum()
@@ -52,13 +56,12 @@ def test_temperatures_beyond_their_bounds_have_a_gradient():
 
 # ----------------------------------------------------------------------------------------------------------- E2VPT
 def prunable(**options):
-    settings = {"count": P, "key_values": 3, "heads": 4} | options
-    return drawn(PrunablePrompts(*PLACE, **settings, rngs=nnx.Rngs(0)), seed=1)
+    return drawn(made(PrunablePrompts, **{"key_values": 3} | options), seed=1)
 
 
 def test_a_pruned_token_is_as_if_absent():
-    masked, fewer = prunable(segments=8, absent=True), prunable(count=2)
-    masked.segment_mask[...], masked.token_mask[...] = jnp.ones((P, 8)), jnp.array([1.0, 0.0, 1.0, 0.0])
+    masked, fewer = prunable(pruning="fixed", pruned="absent"), prunable(count=2)
+    masked.segment_mask[...], masked.token_mask[...] = jnp.ones((P, 16)), jnp.array([1.0, 0.0, 1.0, 0.0])
     fewer.deep[...], fewer.key_value[...] = masked.deep[:, :, ::2], masked.key_value[...]
     vit = drawn(lambda: ViT(SHAPE, rngs=nnx.Rngs(0)), 0.5, 1)
     image = np.random.default_rng(2).normal(size=(B, 32, 32, 3)).astype(np.float32)
@@ -69,19 +72,19 @@ def test_a_pruned_token_is_as_if_absent():
 
 
 def test_segments_are_interleaved_and_the_same_in_every_block():
-    masked = prunable(segments=8)
+    masked = prunable(pruning="learned")
     before = np.asarray(masked.deep[...])
     masked.token_mask[...] = jnp.array([1.0, 2.0, 1.0, 1.0])
-    masked.segment_mask[...] = jnp.ones((P, 8)).at[2, 3].set(0.0)
+    masked.segment_mask[...] = jnp.ones((P, 16)).at[2, 3].set(0.0)
     expected = before.copy()
     expected[:, :, 1] *= 2
-    expected[:, :, 2, 3::8] = 0
+    expected[:, :, 2, 3::16] = 0
     np.testing.assert_allclose(masked(B).tokens, expected, rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------- projection and dropout
 def test_projected_prompts_have_the_width_of_the_backbone():
-    prompts = DeepPrompts(*PLACE, count=P, project=6, rngs=nnx.Rngs(0))
+    prompts = made(DeepPrompts, project=6)
     assert prompts.deep.shape == (3, 1, P, 6)
     assert np.abs(np.asarray(prompts.deep[...])).max() <= np.sqrt(6 / (3 * 64 + 6))
     kernel, bias = (np.asarray(x) for x in (prompts.projection.kernel, prompts.projection.bias))
@@ -90,7 +93,7 @@ def test_projected_prompts_have_the_width_of_the_backbone():
 
 
 def test_dropout_is_only_for_training_and_independent_per_image():
-    prompts = drawn(DeepPrompts(*PLACE, count=P, dropout=0.25, rngs=nnx.Rngs(0)), seed=1)
+    prompts = drawn(made(DeepPrompts, dropout=0.25), seed=1)
     np.testing.assert_array_equal(prompts(B).tokens, prompts.deep[...])
     prompts.train()
     dropped = np.asarray(prompts(64, rngs=nnx.Rngs(5)).tokens)

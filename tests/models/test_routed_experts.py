@@ -1,6 +1,5 @@
 """DR-MoE's head against its equations one label and one expert at a time, its named settings, and its counts."""
 
-import inspect
 import itertools
 
 import jax
@@ -10,6 +9,7 @@ import pytest
 from flax import nnx
 from helpers.programs import calls
 
+from mlmoe_jax.config import default_config
 from mlmoe_jax.models.experts import EXPERTS, Gates, LabelExperts, gate_entropy
 from mlmoe_jax.models.heads.dr_moe import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.outputs import Features
@@ -36,7 +36,9 @@ class Given(nnx.Module):
 
 
 def make_head(labels=K, decoder=None, **options):
-    return RoutedExpertsHead(decoder or Given(), D, labels, **{**SMALL, **options}, rngs=nnx.Rngs(0))
+    routing = {**SETTINGS["recommended"], **SMALL, **options}
+    settings = {name: routing.pop(name) for name in ("entropy_weight", "pooled") if name in routing}
+    return RoutedExpertsHead(decoder or Given(), D, labels, routing, **settings, rngs=nnx.Rngs(0))
 
 
 def drawn(seed=9, decoder=Given, **options):
@@ -155,14 +157,13 @@ def test_entropy_of_two_gates(features):
 
 # ------------------------------------------------------------------------------------------------ settings, counts
 def test_the_defaults_are_the_recommended_settings():
-    parameters = inspect.signature(RoutedExpertsHead.__init__).parameters
-    assert SETTINGS["recommended"] == {name: parameters[name].default for name in SETTINGS["recommended"]}
+    assert SETTINGS["recommended"] == default_config().model.head.routing.to_dict()
 
 
 def dr_moe(labels):
     return nnx.eval_shape(
         lambda: RoutedExpertsHead(
-            QueryDecoder(2048, labels, rngs=nnx.Rngs(0)), 512, labels, **SETTINGS["literal"], rngs=nnx.Rngs(0)
+            QueryDecoder(2048, labels, rngs=nnx.Rngs(0)), 512, labels, SETTINGS["literal"], rngs=nnx.Rngs(0)
         )
     )
 

@@ -7,7 +7,6 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.add_names import RunWithNames
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
@@ -23,6 +22,7 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.training.build_steps import build_steps
 from mlmoe_jax.training.initialization import OtherRun, find_origin
+from mlmoe_jax.training.objective import training_labels
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.training_data import label_space_for
 
@@ -50,8 +50,9 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     space = label_space_for(config, split)
     parts = origin.parts(space)
-    total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
-    steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
+    labels = training_labels(config, split.labels)
+    total_steps = config.train.epochs * labels.steps_per_epoch
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps)
     # Without padding, so the checkpoint does not depend on the mesh.
     state = shard_tree(steps.initial_state(parts), mesh)
     selection = Selection(state.latest(), config.eval.select_metric, kind="imported")

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.deltas import Deltas, LayerCall, layer_path
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.layers.transformer import BRANCH, MLP
 
@@ -41,9 +42,8 @@ class AdaptFormer(Adapter):
         self.up_bias = nnx.Param(jnp.zeros((depth, width)))
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        drops = not self.dropout.deterministic and self.dropout.rate > 0
         # Keys are drawn here, because a recomputed block must not draw another key.
-        keys = [rngs.dropout() if drops else None for _ in range(self.depth)]
+        keys = [rngs.dropout() if drops(self.dropout) else None for _ in range(self.depth)]
         return {layer_path(block, self.layer): partial(self._delta, block, key) for block, key in enumerate(keys)}
 
     def _delta(self, block: int, key: jax.Array | None, call: LayerCall) -> jax.Array:

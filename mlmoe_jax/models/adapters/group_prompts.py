@@ -5,8 +5,8 @@ Shape letters: P prompts, D width, S sides, G groups per side, M prompts (= expe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,23 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
-from mlmoe_jax.models.contracts import BackboneShape
 
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
 
 class GroupPrompts(DeepPrompts):
-    """Deep prompts with M prompts per label group and side (ML-VPT, sec. 4.2).
-
-    A side is one of the two groupings of the labels, `co` or `dc`.
-    """
+    """Deep prompts with M prompts per label group and side, `co` or `dc`, a grouping of labels (ML-VPT, sec. 4.2)."""
 
     uses_groups = True
 
     @classmethod
-    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
+    def prompts_per_block(cls, settings: ConfigDict) -> int:
+        return math.prod(_axes(len(SIDES[settings.sides]), settings.num_groups, settings.per_group))
+
+    @classmethod
+    def prompt_mask(cls, settings: ConfigDict) -> np.ndarray | None:
         group_of = prompt_groups(len(SIDES[settings.sides]), settings.num_groups, settings.per_group)
-        mask = prompt_mask(settings.attention_mask, group_of)
-        return super().options(settings, shape) | {"count": len(group_of), "mask": mask}
+        return prompt_mask(settings.attention_mask, group_of)
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
@@ -48,10 +47,7 @@ class GroupPrompts(DeepPrompts):
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes of the prompts, from slowest to fastest: side, expert and group.
-
-    As in the authors' checkpoints, expert e of group t on side s is prompt s·M·G + e·G + t.
-    """
+    """Return the sizes of the axes side, expert and group: prompt s·M·G + e·G + t, as in the authors' checkpoints."""
     return sides, per_group, groups
 
 

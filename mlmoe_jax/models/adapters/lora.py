@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall, layer_path
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.params import named_variables
 
@@ -43,8 +44,8 @@ class LoRA(Adapter):
             inputs, outputs, *_ = shape.layers[target]
             if settings.rank > min(inputs, outputs):
                 raise UserError(
-                    f"model.adapters.{self.key()}.rank is {settings.rank}, above the width {min(inputs, outputs)} of "
-                    f"{target}; take a smaller rank"
+                    f"model.adapters.{type(self).__name__.lower()}.rank is {settings.rank}, above the width "
+                    f"{min(inputs, outputs)} of {target}; take a smaller rank"
                 )
             setattr(self, target, LowRank(shape.depth, inputs, outputs, settings.rank, rngs=rngs))
 
@@ -56,14 +57,13 @@ class LoRA(Adapter):
         }
 
     def _delta(self, update: LowRank, block: int, rngs: nnx.Rngs | None) -> Delta:
-        drops = not self.dropout.deterministic and self.dropout.rate > 0
         # The key is drawn here, because a recomputed block must not draw another key.
-        dropout = partial(self.dropout, rngs=rngs.dropout()) if drops else None
+        dropout = partial(self.dropout, rngs=rngs.dropout()) if drops(self.dropout) else None
         values = {name: variable[block] for name, (_, variable) in named_variables(update).items()}
-        return partial(self.update, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
+        return partial(self.layer_delta, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
 
     @staticmethod
-    def update(
+    def layer_delta(
         call: LayerCall, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
     ) -> jax.Array:
         """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]."""
@@ -108,7 +108,7 @@ class DoRA(LoRA):
             getattr(self, target).magnitude = nnx.Param(jnp.zeros((shape.depth, shape.layers[target].outputs)))
 
     @staticmethod
-    def update(
+    def layer_delta(
         call: LayerCall,
         *,
         a: jax.Array,

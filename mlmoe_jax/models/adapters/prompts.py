@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
@@ -36,37 +36,24 @@ class NoPrompts(Adapter):
 class _PromptTokens(Adapter):
     """The base class of all prompt methods: an optional projection from a narrower width, and dropout (VPT's code).
 
-    Args:
-      width: D.
-      learned: the number of prompts in all blocks.
-      project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
-        width of the backbone, without projection.
-      dropout: dropout rate of the entries of the projected prompts, independent per image.
-      rngs: for initial values.
+    `learned` prompts in all blocks have the width `project`, and a linear layer projects them; 0 = the width of the
+    backbone, without projection. Dropout of the entries of the projected prompts is independent per image.
     """
 
     key_values = 0
 
-    def __init__(self, width: int, *, learned: int, project: int = 0, dropout: float = 0.0, rngs: nnx.Rngs):
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, learned: int, rngs: nnx.Rngs):
         self.learned = learned
-        self.learned_width = project or width
+        self.learned_width = settings.project or shape.width
         draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
-        self.projection = torch_linear(project, width, kernel_init=draw, rngs=rngs) if project else None
-        self.dropout = nnx.Dropout(dropout, deterministic=True)
-
-    @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(shape.depth, shape.width, shape.patch, **cls.options(settings, shape), rngs=rngs)
+        projects = {"kernel_init": draw, "rngs": rngs}
+        self.projection = torch_linear(settings.project, shape.width, **projects) if settings.project else None
+        self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
 
     def draw(self, sets: int, count: int, patch: int, rngs: nnx.Rngs) -> nnx.Param:
         """Draw `sets` sets of prompts from U(±√(6/(3·patch² + D))), as in the visual-prompt-tuning code."""
         bound = math.sqrt(6 / (3 * patch**2 + self.learned_width))
         return nnx.Param(uniform(bound)(rngs.params(), (sets, 1, count, self.learned_width)))
-
-    @classmethod
-    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
-        """Return the keyword arguments of the constructor, without depth, width and patch of the backbone."""
-        return {"count": settings.count, "project": settings.project, "dropout": settings.dropout}
 
     @property
     def projection_macs(self) -> int:
@@ -87,7 +74,7 @@ class _PromptTokens(Adapter):
         """Return prompts f32[L,1,P,d], projected to width D and, in training, with dropout: f32[L, 1 or B, P, D]."""
         if self.projection is not None:
             tokens = self.projection(tokens)
-        if self.dropout.deterministic or not self.dropout.rate:
+        if not drops(self.dropout):
             return tokens
         tokens = jnp.broadcast_to(tokens, (tokens.shape[0], batch, *tokens.shape[2:]))
         return self.dropout(tokens, rngs=rngs)
@@ -96,32 +83,25 @@ class _PromptTokens(Adapter):
 class DeepPrompts(_PromptTokens):
     """One set of P prompt tokens per block, f32[L,1,P,D] (VPT, sec. 3.2; ML-VPT, eq. 8).
 
-    Initial values are drawn from U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
-
-    Args:
-      depth: L.
-      width: D.
-      patch: pixels per patch.
-      count: P.
-      mask: bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
-      rngs, **settings: see `_PromptTokens`.
+    Each prompt attends to all prompts, or as `mask` says.
     """
 
-    def __init__(
-        self,
-        depth: int,
-        width: int,
-        patch: int,
-        *,
-        count: int,
-        mask: np.ndarray | None = None,
-        rngs: nnx.Rngs,
-        **settings: Any,
-    ):
-        super().__init__(width, learned=depth * count, rngs=rngs, **settings)
-        self.deep = self.draw(depth, count, patch, rngs)
-        self.count = count
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        self.count = self.prompts_per_block(settings)
+        super().__init__(settings, shape, learned=shape.depth * self.count, rngs=rngs)
+        self.deep = self.draw(shape.depth, self.count, shape.patch, rngs)
+        mask = self.prompt_mask(settings)
         self.mask = None if mask is None else Constant(mask)
+
+    @classmethod
+    def prompts_per_block(cls, settings: ConfigDict) -> int:
+        """Return P."""
+        return settings.count
+
+    @classmethod
+    def prompt_mask(cls, settings: ConfigDict) -> np.ndarray | None:
+        """Return bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True."""
+        return None
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         return Prompts(self.prepare(self.deep[...], batch, rngs), mask=None if self.mask is None else self.mask.value)
@@ -130,42 +110,20 @@ class DeepPrompts(_PromptTokens):
 class ShallowPrompts(_PromptTokens):
     """P prompts that are carried from the first block through all blocks (VPT, sec. 3.2), or gated (GateVPT).
 
-    GateVPT is "Improving visual prompt tuning for self-supervised vision transformers" (Yoo et al., ICML 2023).
-
-    Args:
-      depth, width, patch, count: see `DeepPrompts`.
-      gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i)
-        + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
-        GateVPT's code.
-      learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
-        1, as in GateVPT (see `clamp` and `clip_to_bounds`).
-      rngs, **settings: see `_PromptTokens`.
+    GateVPT is "Improving visual prompt tuning for self-supervised vision transformers" (Yoo et al., ICML 2023). If
+    `gated`, the prompts entering block i+1 are g·(prompts leaving block i) + (1 − g)·(prompts entering block i) with
+    g = σ(θᵢ), for all blocks but the last; θ starts at −`gate_init`, as in GateVPT's code. `learn_temperature` divides
+    the attention logits of each block by a learned number, clamped to 0.01 … 10, initially 1, as in GateVPT (see
+    `clamp` and `clip_to_bounds`).
     """
 
-    def __init__(
-        self,
-        depth: int,
-        width: int,
-        patch: int,
-        *,
-        count: int,
-        gate_init: float | None = None,
-        learn_temperature: bool = False,
-        rngs: nnx.Rngs,
-        **settings: Any,
-    ):
-        super().__init__(width, learned=count, rngs=rngs, **settings)
-        self.shallow = self.draw(1, count, patch, rngs)
-        self.gate = None if gate_init is None else nnx.Param(jnp.full(depth - 1, -float(gate_init)))
-        self.temperature = nnx.Param(jnp.ones(depth)) if learn_temperature else None
-        self.count = count
-        self.depth = depth
-
-    @classmethod
-    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
-        gate_init = settings.gate_init if settings.gated else None
-        gates = {"gate_init": gate_init, "learn_temperature": settings.learn_temperature}
-        return super().options(settings, shape) | gates
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(settings, shape, learned=settings.count, rngs=rngs)
+        self.count = settings.count
+        self.depth = shape.depth
+        self.shallow = self.draw(1, self.count, shape.patch, rngs)
+        self.gate = nnx.Param(jnp.full(self.depth - 1, -float(settings.gate_init))) if settings.gated else None
+        self.temperature = nnx.Param(jnp.ones(self.depth)) if settings.learn_temperature else None
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         return Prompts(
@@ -178,66 +136,31 @@ class ShallowPrompts(_PromptTokens):
 class PrunablePrompts(DeepPrompts):
     """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
-    Args:
-      depth, width, patch, count: see `DeepPrompts`.
-      key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
-        with the heads concatenated.
-      shared: use one tensor for keys and values, the default of the authors' code.
-      heads: number of attention heads.
-      segments: 0 = no masks. Otherwise each projected prompt is multiplied by its token mask, and its channel c by its
-        segment mask c mod `segments`; all blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in
-        the paper and interleaved in the authors' code).
-      token_mask: initial values f32[P]; None = ones.
-      segment_mask: initial values f32[P,segments]; None = ones.
-      absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise tokens attend to their zero
-        vectors, as in the authors' code.
-      rngs, **settings: see `_PromptTokens`.
+    `key_values` tokens per block are appended to the keys and values after the projection (E2VPT, sec. 3.2), with the
+    heads concatenated. With `share_key_values`, the default of the authors' code, both are one tensor. With `pruning`,
+    each projected prompt is multiplied by its token mask, and its channel c by its segment mask c mod SEGMENTS; all
+    blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in the paper and interleaved in the
+    authors' code). They start with `kept_tokens` and `kept_segments`, or ones. `absent` prompts, whose token mask is 0,
+    are masked out for all tokens. Otherwise tokens attend to their zero vectors, as in the authors' code.
     """
 
     prunable = True
 
-    def __init__(
-        self,
-        depth: int,
-        width: int,
-        patch: int,
-        *,
-        count: int,
-        key_values: int,
-        shared: bool = True,
-        heads: int,
-        segments: int = 0,
-        token_mask: np.ndarray | None = None,
-        segment_mask: np.ndarray | None = None,
-        absent: bool = False,
-        rngs: nnx.Rngs,
-        **settings: Any,
-    ):
-        super().__init__(depth, width, patch, count=count, rngs=rngs, **settings)
-        self.key_values = key_values
-        self.segments = segments
-        self.absent = absent
-        if key_values:
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(settings, shape, dtype=dtype, rngs=rngs)
+        self.key_values = settings.key_values
+        self.pruned = settings.pruning != "none"
+        self.absent = settings.pruning == "fixed" and settings.pruned == "absent"
+        if self.key_values:
             # torch's kaiming_uniform has the fan-in m·D/heads for [heads, m, D/heads].
-            draw = uniform(math.sqrt(6 / (key_values * width // heads)))
-            self.key_value = nnx.Param(draw(rngs.params(), (depth, 1 if shared else 2, key_values, width)))
-        if segments:
-            ones = np.ones((count, segments), np.float32)
-            self.token_mask = nnx.Param(jnp.asarray(ones[:, 0] if token_mask is None else token_mask, jnp.float32))
-            self.segment_mask = nnx.Param(jnp.asarray(ones if segment_mask is None else segment_mask, jnp.float32))
-
-    @classmethod
-    def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
-        rows = [_bits(row) for row in settings.kept_segments]
-        return super().options(settings, shape) | {
-            "key_values": settings.key_values,
-            "shared": settings.share_key_values,
-            "heads": shape.heads,
-            "segments": 0 if settings.pruning == "none" else SEGMENTS,
-            "token_mask": _bits(settings.kept_tokens) if settings.kept_tokens else None,
-            "segment_mask": np.stack(rows) if rows else None,
-            "absent": settings.pruning == "fixed" and settings.pruned == "absent",
-        }
+            draw = uniform(math.sqrt(6 / (self.key_values * shape.width // shape.heads)))
+            size = (shape.depth, 1 if settings.share_key_values else 2, self.key_values, shape.width)
+            self.key_value = nnx.Param(draw(rngs.params(), size))
+        if self.pruned:
+            tokens = settings.kept_tokens or "1" * self.count
+            rows = settings.kept_segments or ["1" * SEGMENTS] * self.count
+            self.token_mask = nnx.Param(_bits(tokens))
+            self.segment_mask = nnx.Param(jnp.stack([_bits(row) for row in rows]))
 
     @classmethod
     def frozen_rules(cls, settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
@@ -261,17 +184,17 @@ class PrunablePrompts(DeepPrompts):
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         tokens = self.prepare(self.deep[...], batch, rngs)
         key_value = self.key_value[...] if self.key_values else None
-        if not self.segments:
+        if not self.pruned:
             return Prompts(tokens, key_value=key_value)
         token_mask = self.token_mask[...]
-        segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))
+        segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // SEGMENTS))
         tokens = tokens * token_mask[:, None] * segments
         return Prompts(tokens, present=token_mask != 0 if self.absent else None, key_value=key_value)
 
 
-def _bits(text: str) -> np.ndarray:
+def _bits(text: str) -> jax.Array:
     """Convert "1101" to f32[4]."""
-    return np.array([float(digit) for digit in text], np.float32)
+    return jnp.array([float(digit) for digit in text], jnp.float32)
 
 
 @jax.custom_jvp
@@ -290,10 +213,10 @@ def _clamp_derivative(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.A
 
 
 def clip_to_bounds(params: Params) -> Params:
-    """Return parameters clamped to their `BOUNDS`.
+    """Return parameters clamped to their `BOUNDS`, with which a training step begins.
 
-    A training step begins with this function, because GateVPT's code clamps the stored temperatures before each forward
-    pass, and its optimizer updates and decays the clamped values.
+    GateVPT's code clamps the stored temperatures before each forward pass, and its optimizer updates and decays the
+    clamped values.
     """
     bounds = {path: rules.first_match(BOUNDS, path, None) for path in params}
     return {path: jnp.clip(value, *bounds[path]) if bounds[path] else value for path, value in params.items()}

@@ -1,6 +1,6 @@
-"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's code, without stochastic depth.
+"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's code.
 
-Stochastic depth regularizes long trainings from scratch and does not affect evaluation.
+Stochastic depth, which regularizes long trainings from scratch and does not affect evaluation, is left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
-from mlmoe_jax.models.layers.dispatch import convolve, dot_general
+from mlmoe_jax.models.layers.dispatch import dot_general
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
@@ -27,17 +27,11 @@ NORM_EPSILON = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ConvNeXtShape(BackboneShape):
-    """The architecture of a ConvNeXt.
+    """The architecture of a ConvNeXt."""
 
-    Attributes:
-      blocks: the number of blocks of each stage.
-      widths: the channels of each stage.
-      layer_scale: the initial value of the layer scales.
-    """
-
-    blocks: tuple[int, ...]
-    widths: tuple[int, ...]
-    layer_scale: float = 1e-6
+    blocks: tuple[int, ...]  # the number of blocks of each stage
+    widths: tuple[int, ...]  # the channels of each stage
+    layer_scale: float = 1e-6  # the initial value of the layer scales
 
     @property
     def width(self) -> int:
@@ -49,10 +43,6 @@ class ConvNeXtShape(BackboneShape):
 
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ConvNeXt:
         return ConvNeXt(self, **options)
-
-    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        layers, extra, cells = super().published_macs(side, prompts)
-        return layers + self.norm_macs(side, prompts), extra, cells
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
@@ -66,29 +56,14 @@ class ConvNeXtShape(BackboneShape):
 def _convolution(
     inputs: int, outputs: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
-    """Return a convolution with a kernel of `size` × `size`.
-
-    If `depthwise`, it has stride 1 and keeps the size of the map. Otherwise, its stride is `size`, without padding.
-    """
-    return nnx.Conv(
-        inputs,
-        outputs,
-        (size, size),
-        strides=1 if depthwise else size,
-        padding=((size // 2, size // 2),) * 2 if depthwise else "VALID",
-        feature_group_count=inputs if depthwise else 1,
-        kernel_init=nnx.initializers.truncated_normal(0.02),
-        conv_general_dilated=convolve,
-        dtype=dtype,
-        rngs=rngs,
-    )
+    """Return a convolution with stride `size` and no padding; a `depthwise` one keeps the size of the map."""
+    place = {"feature_group_count": inputs} if depthwise else {"strides": size, "padding": "VALID"}
+    draw = nnx.initializers.truncated_normal(0.02)
+    return convolution(inputs, outputs, size, **place, kernel_init=draw, dtype=dtype, rngs=rngs)
 
 
 class ConvNeXtBlock(nnx.Module):
-    """A residual block, x + s·MLP(LN(DW(x))) (ConvNeXt, figure 4).
-
-    DW is a depthwise 7×7 convolution, LN is LayerNorm, and s is a learned factor per channel.
-    """
+    """A residual block, x + s·MLP(LN(DW(x))), with a depthwise 7×7 convolution DW (ConvNeXt, figure 4)."""
 
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
@@ -125,17 +100,13 @@ class Stage(nnx.Module):
     def __call__(self, x: Float[ArrayLike, "b _ _ _"], remat: bool) -> Float[Array, "b _ _ d"]:
         if self.downsample is not None:
             x = self.downsample(x)
-        for block in self.blocks:
-            x = run_block(block, x, remat=remat)
-        return x
+        return run_blocks(self.blocks, x, remat=remat)
 
 
 class ConvNeXt(ConvolutionalBackbone):
     """A ConvNeXt without its classifier.
 
     Stages and blocks are numbered from 0. Parameter paths are such as `stages/2/blocks/5/mlp/fc1/kernel`.
-
-    With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
 
     def __init__(self, shape: ConvNeXtShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
@@ -147,10 +118,7 @@ class ConvNeXt(ConvolutionalBackbone):
         self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the feature map after the stem, then the feature map after each stage.
-
-        The strides of the maps, relative to the image, are 4, 4, 8, 16, ….
-        """
+        """Return the feature maps after the stem and after each stage, with strides of 4, 4, 8, 16, … pixels."""
         maps = [self.stem(image)]
         for stage in self.stages:
             maps.append(stage(maps[-1], self.remat))
@@ -159,9 +127,9 @@ class ConvNeXt(ConvolutionalBackbone):
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
         """Return the feature map after the last stage; with four stages, its size is ⌊H/32⌋ × ⌊W/32⌋.
 
-        The final norm is not applied here. The published model applies the final norm only to the mean of the map. In
-        this package, `__call__` also applies it to each cell, so that heads that read the map have inputs of a suitable
-        scale. Raises ValueError if a side of the images is smaller than the stride, 32 pixels with four stages.
+        The published model applies the final norm only to the mean of the map. Here, `__call__` also applies it to each
+        cell, so that heads that read the map have inputs of a suitable scale. Raises ValueError if a side of the images
+        is smaller than the stride, 32 pixels with four stages.
         """
         height, width = image.shape[1:3]
         if min(height, width) < self.shape.patch:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prompts
 
 
@@ -25,9 +27,18 @@ class ConvNorm(nnx.Module):
         return self.norm(self.conv(x))
 
 
-def run_block(block: nnx.Module, x: Array, *, remat: bool) -> Array:
-    """Return `block(x)`. With `remat`, the activations of the block are recomputed in the backward pass, not stored."""
-    return nnx.remat(type(block).__call__)(block, x) if remat else block(x)
+def convolution(inputs: int, outputs: int, size: int, **settings: Any) -> nnx.Conv:
+    """Return a convolution, by default padded so that a stride of 1 keeps the map; `settings`: see nnx.Conv."""
+    padding = ((size // 2, size // 2),) * 2
+    options = {"padding": padding, "conv_general_dilated": convolve, **settings}
+    return nnx.Conv(inputs, outputs, (size, size), **options)
+
+
+def run_blocks(blocks: Iterable[nnx.Module], x: Array, *, remat: bool) -> Array:
+    """Apply blocks one after another. With `remat`, the backward pass recomputes their activations."""
+    for block in blocks:
+        x = nnx.remat(type(block).__call__)(block, x) if remat else block(x)
+    return x
 
 
 class ConvolutionalBackbone(nnx.Module):

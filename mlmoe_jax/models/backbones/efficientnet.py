@@ -16,11 +16,10 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.dispatch import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.published import PublishedFile
 
@@ -30,19 +29,12 @@ KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1,
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetLiteShape(BackboneShape):
-    """The architecture of an EfficientNet-Lite.
+    """The architecture of an EfficientNet-Lite."""
 
-    Attributes:
-      blocks: the number of blocks of each stage.
-      channels: the output channels of each stage.
-      stem: the output channels of the stem, the first convolution.
-      width: the output channels of the top, the last 1×1 convolution.
-    """
-
-    blocks: tuple[int, ...]
-    channels: tuple[int, ...]
-    stem: int = 32
-    width: int = 1280
+    blocks: tuple[int, ...]  # the number of blocks of each stage
+    channels: tuple[int, ...]  # the output channels of each stage
+    stem: int = 32  # the output channels of the stem, the first convolution
+    width: int = 1280  # the output channels of the top, the last 1×1 convolution
 
     any_size = True
     batch_norm_rule = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
@@ -67,17 +59,16 @@ def _conv_norm(
     rngs: nnx.Rngs,
 ) -> ConvNorm:
     """Return a convolution without bias and its batch normalization. A depthwise one needs `inputs` = `outputs`."""
-    conv = nnx.Conv(
+    conv = convolution(
         inputs,
         outputs,
-        (size, size),
+        size,
         strides=stride,
         padding="SAME",
         feature_group_count=inputs if depthwise else 1,
         use_bias=False,
         # As in the authors' code, the fan of a depthwise kernel counts one channel.
         kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
-        conv_general_dilated=convolve,
         dtype=dtype,
         rngs=rngs,
     )
@@ -118,12 +109,9 @@ class MBConv(nnx.Module):
 
 
 class EfficientNetLite(ConvolutionalBackbone):
-    """An EfficientNet-Lite without its classifier.
+    """An EfficientNet-Lite without its classifier; `batch_norm` is a mode of `BatchNorm`.
 
     Blocks are numbered from 0 across all stages. Parameter paths are such as `blocks/5/expand/conv/kernel`.
-
-    `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
-    recomputed in the backward pass.
     """
 
     def __init__(
@@ -153,9 +141,7 @@ class EfficientNetLite(ConvolutionalBackbone):
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
         """Return the feature map of the last 1×1 convolution, of size ⌈H/32⌉ × ⌈W/32⌉. Images may have any size."""
         x = jax.nn.relu6(self.stem(image))
-        for block in self.blocks:
-            x = run_block(block, x, remat=self.remat)
-        return jax.nn.relu6(self.top(x))
+        return jax.nn.relu6(self.top(run_blocks(self.blocks, x, remat=self.remat)))
 
 
 def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -> BackboneEntry:

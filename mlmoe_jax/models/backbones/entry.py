@@ -12,23 +12,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class BackboneEntry:
-    """A named backbone.
-
-    Attributes:
-      shape: the architecture.
-      mean: mean per channel, for pixel values in 0…1.
-      std: standard deviation per channel, for pixel values in 0…1.
-      image_size: the default side of input images in pixels.
-      weights: the published weights; None if there are none.
-      final_norm: whether heads on prompts read the prompts after the final LayerNorm, as in the papers; see
-        `build.reads_final_norm`.
-    """
+    """A named backbone."""
 
     shape: BackboneShape
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    image_size: int = 224
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # mean per channel, for pixel values in 0…1
+    std: tuple[float, float, float] = IMAGENET_STD  # standard deviation per channel, for pixel values in 0…1
+    image_size: int = 224  # the default side of input images in pixels
     weights: PublishedFile | None = None
+    # Whether heads on prompts read the prompts after the final LayerNorm, as in the papers; see
+    # `build.reads_final_norm`
     final_norm: bool = True
 
     @property

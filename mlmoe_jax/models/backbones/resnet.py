@@ -15,11 +15,11 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.dispatch import convolve, max_pool, rectify
+from mlmoe_jax.models.layers.dispatch import max_pool, rectify
 from mlmoe_jax.models.layers.initializers import Dtype
 
 EXPANSION = 4
@@ -27,14 +27,10 @@ EXPANSION = 4
 
 @dataclasses.dataclass(frozen=True)
 class ResNetShape(BackboneShape):
-    """The architecture of a bottleneck ResNet.
+    """The architecture of a bottleneck ResNet with `blocks` per stage.
 
-    The 3×3 convolutions of stage i = 0, 1, … have `stem`·2^i channels. The output of the stage has EXPANSION times as
-    many channels.
-
-    Attributes:
-      blocks: the number of blocks of each stage.
-      stem: the output channels of the stem, the first convolution.
+    The stem has `stem` output channels, the 3×3 convolutions of stage i = 0, 1, … `stem`·2^i, and the output of the
+    stage EXPANSION times as many.
     """
 
     blocks: tuple[int, ...]
@@ -56,25 +52,16 @@ class ResNetShape(BackboneShape):
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:
-    return nnx.Conv(
-        inputs,
-        outputs,
-        (size, size),
-        strides=stride,
-        padding=((size // 2, size // 2),) * 2,
-        use_bias=False,
-        kernel_init=nnx.initializers.variance_scaling(2.0, "fan_out", "normal"),
-        conv_general_dilated=convolve,
-        dtype=dtype,
-        rngs=rngs,
-    )
+    draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+    settings = {"strides": stride, "use_bias": False, "kernel_init": draw}
+    return convolution(inputs, outputs, size, **settings, dtype=dtype, rngs=rngs)
 
 
 class Bottleneck(nnx.Module):
     """A bottleneck block, relu(shortcut(x) + F(x)) (ResNet, figure 5).
 
-    F is a sequence of 1×1, 3×3 and 1×1 convolutions, each with batch normalization, with ReLU between them. The
-    shortcut is the identity, or a 1×1 convolution with batch normalization if the shape of x changes.
+    F are 1×1, 3×3 and 1×1 convolutions, each with batch normalization, with ReLU between them. The shortcut is the
+    identity, or a 1×1 convolution with batch normalization if the shape of x changes.
     """
 
     def __init__(self, inputs: int, hidden: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
@@ -88,8 +75,7 @@ class Bottleneck(nnx.Module):
         shortcut = None
         if stride != 1 or inputs != outputs:
             conv = _convolution(inputs, outputs, 1, stride, dtype, rngs)
-            norm = BatchNorm(outputs, mode=batch_norm, dtype=dtype)
-            shortcut = ConvNorm(conv, norm)
+            shortcut = ConvNorm(conv, BatchNorm(outputs, mode=batch_norm, dtype=dtype))
         self.shortcut = shortcut
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
@@ -100,13 +86,10 @@ class Bottleneck(nnx.Module):
 
 
 class ResNet(ConvolutionalBackbone):
-    """A ResNet without its classifier.
+    """A ResNet without its classifier; `batch_norm` is a mode of `BatchNorm`.
 
     Stages and blocks are numbered from 0. Parameter paths are such as `stages/2/5/conv1/kernel` and
     `stages/0/0/shortcut/norm/scale`. Rules over these paths can freeze stages.
-
-    `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
-    recomputed in the backward pass.
     """
 
     def __init__(
@@ -135,24 +118,15 @@ class ResNet(ConvolutionalBackbone):
         self.stages = nnx.List(stages)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the feature map after the stem, then the feature map after each stage.
-
-        The strides of the maps, relative to the image, are 4, 4, 8, 16, ….
-        """
+        """Return the feature maps after the stem and after each stage, with strides of 4, 4, 8, 16, … pixels."""
         x = jax.nn.relu(self.stem(image))
         maps = [max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
         for stage in self.stages:
-            x = maps[-1]
-            for block in stage:
-                x = run_block(block, x, remat=self.remat)
-            maps.append(x)
+            maps.append(run_blocks(stage, maps[-1], remat=self.remat))
         return maps
 
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
-        """Return the feature map after the last stage; with four stages, its size is ⌈H/32⌉ × ⌈W/32⌉.
-
-        Images may have any size.
-        """
+        """Return the map after the last stage, with four stages of size ⌈H/32⌉ × ⌈W/32⌉. Images may have any size."""
         return self.maps(image)[-1]
 
 

@@ -33,22 +33,16 @@ IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do n
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape(BackboneShape):
-    """The architecture of a ViT.
+    """The architecture of a ViT. The `position_…` are arguments of resample_positions, as in the authors' code.
 
     Attributes:
       native: side of the images, in pixels, whose patch grid is the grid of the position table.
       mlp: a key of layers.transformer.MLPS.
       mask_token: whether published files have the unused parameter `mask_token`. It counts as a parameter.
-      position_offset: `offset` of resample_positions, as in the authors' code.
-      position_antialias: `antialias` of resample_positions, as in the authors' code.
-      position_kernel: `kernel` of resample_positions, as in the authors' code.
       registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them. In
         TIPSv2, a second class token.
       rotary_base: `base` of rotary_angles. If set, the attention of each block rotates queries and keys of patches, and
         there is no position table. Other tokens are not rotated. None = a position table.
-      key_bias: whether keys have a bias.
-      patch_bias: whether the patch embedding has a bias.
-      pre_norm: whether a LayerNorm follows the embedding.
       class_token: whether there is a class token. If not, the feature `cls` is the output of an attention pool over the
         patches after the final norm.
     """
@@ -77,10 +71,7 @@ class ViTShape(BackboneShape):
 
     @property
     def hidden(self) -> int:
-        """The hidden width of an MLP, width · mlp_ratio.
-
-        For SwiGLU, it is 2/3 of this product, rounded up to a multiple of 8 (DINOv2).
-        """
+        """The hidden width of an MLP: width · mlp_ratio; SwiGLU: 2/3 of it, rounded up to a multiple of 8 (DINOv2)."""
         hidden = int(self.width * self.mlp_ratio)
         return (int(hidden * 2 / 3) + 7) // 8 * 8 if self.mlp == "swiglu" else hidden
 
@@ -108,14 +99,6 @@ class ViTShape(BackboneShape):
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ViT:
         return ViT(self, **options)
 
-    def initial_positions(self) -> jax.Array:
-        """Return the initial position table f32[1,C+N,D]: zeros for C class tokens, sine positions for N patches.
-
-        C is 1 or 0. With this initial table, training from scratch is several times faster than with random values.
-        """
-        table = sine_positions(self.native // self.patch, self.width)
-        return jnp.pad(table, ((0, 0), (int(self.class_token), 0), (0, 0)))
-
     def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
         """Build one block with random weights."""
         return Block(
@@ -129,11 +112,6 @@ class ViTShape(BackboneShape):
             dtype=dtype,
             rngs=rngs,
         )
-
-    def build_pool(self, *, dtype: Dtype, rngs: nnx.Rngs) -> AttentionPool:
-        """Build the attention pool of a shape without class token, with random weights."""
-        sizes = self.width, self.heads, self.hidden
-        return AttentionPool(*sizes, mlp=self.mlp, eps=self.eps, dtype=dtype, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return (multiply-adds of linear layers and norms, multiply-adds of attention, number of patches N).
@@ -169,11 +147,9 @@ class ViT(nnx.Module):
     Parameters, positions, LayerNorm, softmax and the residual stream are always float32.
 
     Args:
-      shape: the architecture.
       dtype: type of the matmuls and of their inputs and outputs inside a block; None = float32.
       remat: recompute each block in the backward pass instead of storing its activations. This needs the activation
         memory of one block, and about a third more time.
-      rngs: for the weights.
     """
 
     def __init__(self, shape: ViTShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
@@ -185,7 +161,7 @@ class ViT(nnx.Module):
         if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if shape.rotary_base is None:
-            self.pos_embed = nnx.Param(shape.initial_positions())
+            self.pos_embed = nnx.Param(_initial_positions(shape))
         if shape.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, width)))
         if shape.registers:
@@ -194,21 +170,14 @@ class ViT(nnx.Module):
             self.norm_pre = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
         self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
         self.norm = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
-        self.pool = None if shape.class_token else shape.build_pool(dtype=dtype, rngs=rngs)
+        options = {"mlp": shape.mlp, "eps": shape.eps, "dtype": dtype, "rngs": rngs}
+        self.pool = None if shape.class_token else AttentionPool(width, shape.heads, shape.hidden, **options)
 
     def embed(self, image: jax.Array, deltas: Deltas = NO_DELTAS) -> tuple[jax.Array, tuple[int, int]]:
-        """Return the input tokens of the first block, without prompts.
+        """Return the input tokens f32[B,C+R+N,D] of the first block, and the patch grid (rows, columns).
 
-        Args:
-          image: f32[B,H,W,3].
-          deltas: see `__call__`.
-
-        Returns:
-          The tokens f32[B,C+R+N,D] in this order: C = 1 or 0 class tokens, R registers, N patches; and the patch grid
-          (rows, columns).
-
-        Raises:
-          ValueError: the sides of the image are not multiples of the patch size.
+        The tokens of images f32[B,H,W,3] are C = 1 or 0 class tokens, R registers and N patches, in this order, without
+        prompts. Raises ValueError if the sides of the image are not multiples of the patch size.
         """
         shape = self.shape
         pixels, grid = _cut_patches(image, shape.patch)
@@ -230,9 +199,9 @@ class ViT(nnx.Module):
         return call_layer(self.norm_pre, tokens, "norm_pre", deltas) if shape.pre_norm else tokens, grid
 
     def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
-        """Return the rotary angles f32[C+R+N,d/2] of the tokens of `embed`; None without rotary positions.
+        """Return the rotary angles f32[C+R+N,d/2] of the tokens of `embed`, for heads of width d; None without any.
 
-        d is the width of an attention head. The angles of class token and registers are 0.
+        The angles of class token and registers are 0.
         """
         shape = self.shape
         if shape.rotary_base is None:
@@ -275,10 +244,7 @@ class ViT(nnx.Module):
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
     def _run_first_blocks(self, tokens: jax.Array, inputs: _BlockInputs) -> dict[str, jax.Array]:
-        """Apply all blocks except the last to the tokens of `embed`.
-
-        Returns the inputs of the last block by part: PROMPTS, CLS, REGISTERS and PATCHES, each f32[1 or B, T, D].
-        """
+        """Apply all blocks except the last, and return the inputs of the last block by part, each f32[1 or B, T, D]."""
         prompts = inputs.prompts
         parts = {IMAGE: tokens, PROMPTS: prompts.tokens[0]}
         queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)
@@ -293,11 +259,7 @@ class ViT(nnx.Module):
     def _run_last_block(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Apply the last block.
-
-        Returns a dictionary with the parts that the features in `read` need. If `read` contains `mean`, it also has the
-        mean over prompts and patches, f32[B,D].
-        """
+        """Apply the last block. Return the parts that the features in `read` need, and `mean` f32[B,D] if read."""
         needed = set(read)
         if MEAN in read:
             needed |= {PROMPTS, PATCHES}
@@ -310,10 +272,7 @@ class ViT(nnx.Module):
     def _run_block(
         self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Return the output tokens of a block for the parts in `queries`.
-
-        All other parts provide only keys and values. Each part is f32[B or 1, T, D].
-        """
+        """Return the output tokens of a block for the parts in `queries`; others provide only keys and values."""
         sequence = _Sequence(parts, queries)
         settings = inputs.settings(index, sequence)
 
@@ -327,10 +286,7 @@ class ViT(nnx.Module):
     def _attend_to_patches(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Return the attention weights over patches in the last block, averaged over heads.
-
-        The keys are `cls` and `prompts`, if `read` contains them. The values are f32[B,Q,N].
-        """
+        """Return the attention f32[B,Q,N] of `cls` and `prompts` in the last block, averaged over heads."""
         names = [name for name in (PROMPTS, CLS) if name in read and parts[name].shape[1]]
         if not names:
             return {}
@@ -342,17 +298,23 @@ class ViT(nnx.Module):
         return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
 
 
+def _initial_positions(shape: ViTShape) -> jax.Array:
+    """Return a position table f32[1,C+N,D]: zeros for C = 0 or 1 class tokens, then sine positions.
+
+    With it, training from scratch is several times faster than with random values.
+    """
+    table = sine_positions(shape.native // shape.patch, shape.width)
+    return jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0)))
+
+
 def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
-    """Raise ValueError if `read` is empty or has a feature that a ViT lacks, or `prompts` while `prompts` is None."""
+    """Raise ValueError if `read` is empty or has a feature that a ViT lacks, or prompts without `prompts`."""
     if not read or set(read) - {CLS, PROMPTS, PATCHES, MEAN} or (PROMPTS in read and prompts is None):
         raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
 
 
 def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, int]]:
-    """Split images f32[B,H,W,3] into patches.
-
-    Returns the patches f32[B,N,3·patch²], row-major over the grid, and the grid (H/patch, W/patch).
-    """
+    """Return the patches f32[B,N,3·patch²] of images f32[B,H,W,3], row-major over the grid, and the grid."""
     batch, height, width, _ = image.shape
     if height % patch or width % patch:
         raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
@@ -375,12 +337,9 @@ def _mean(parts: dict[str, jax.Array], prompts: Prompts) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
-    """The input tokens of a block.
+    """The input tokens of a block, by part, f32[B or 1, T, D].
 
-    Attributes:
-      parts: name -> f32[B or 1, T, D].
-      queries: names of the parts that provide queries, keys and values. They come first in the sequence. All other
-        parts provide only keys and values.
+    The parts in `queries` come first in the sequence; all others provide only keys and values.
     """
 
     parts: dict[str, jax.Array]
@@ -403,17 +362,11 @@ class _Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class _BlockInputs:
-    """The inputs of the blocks in addition to the tokens.
+    """The inputs of the blocks in addition to the tokens."""
 
-    Attributes:
-      prompts: the prompts, possibly P = 0.
-      rotary: the rotary angles of the image tokens, see ViT.rotary; None = no rotation.
-      deltas: layer path -> delta.
-    """
-
-    prompts: Prompts
-    rotary: jax.Array | None
-    deltas: Deltas
+    prompts: Prompts  # the prompts, possibly P = 0
+    rotary: jax.Array | None  # the rotary angles of the image tokens, see ViT.rotary; None = no rotation
+    deltas: Deltas  # layer path -> delta
 
     def settings(self, index: int, sequence: _Sequence) -> dict[str, Any]:
         """Return the keyword arguments of block `index`."""

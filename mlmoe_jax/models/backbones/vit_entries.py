@@ -37,10 +37,7 @@ def _dinov2(size: str, registers: int = 0) -> BackboneEntry:
 
 
 def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> BackboneEntry:
-    """Return the entry of a DINOv3 model (Siméoni et al., 2025), distilled on LVD-1689M.
-
-    It has rotary positions, registers, and keys without a bias.
-    """
+    """Return the entry of a DINOv3 model (Siméoni et al., 2025), distilled on LVD-1689M."""
     common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
     mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
     shape = ViTShape(width, depth, heads, rotary_base=100.0, key_bias=False, **common, **mlp)
@@ -57,10 +54,7 @@ _SIGLIP_SIZES = {
 
 
 def _siglip2(size: str, side: int) -> BackboneEntry:
-    """Return the entry of the vision tower of SigLIP 2 (Tschannen et al., 2025).
-
-    It has an attention pool instead of a class token.
-    """
+    """Return the entry of the vision tower of SigLIP 2 (Tschannen et al., 2025), which has an attention pool."""
     width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
     # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
     native = side // patch * patch
@@ -75,12 +69,10 @@ _BASE, _LARGE = (768, 12, 12, 16), (1024, 24, 16, 14)  # width, blocks, heads, p
 def _clip(
     size: tuple[int, int, int, int], repository: str, *, side: int = 224, mlp: str = "gelu", half: bool = False
 ) -> BackboneEntry:
-    """Return the entry of a vision tower of CLIP or OpenCLIP, without its final projection.
+    """Return the entry of a vision tower of CLIP or OpenCLIP, from a file in OpenCLIP's format.
 
-    CLIP: Radford et al., ICML 2021. OpenCLIP: Cherti et al., CVPR 2023.
-
-    The feature `cls` is the class token after the final norm, which is the input of the omitted projection. The weights
-    file has OpenCLIP's format.
+    CLIP: Radford et al., ICML 2021. OpenCLIP: Cherti et al., CVPR 2023. The feature `cls` is the class token after the
+    final norm, which is the input of the final projection, here omitted.
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
     mean, std = (_HALF, _HALF) if half else (_CLIP_MEAN, _CLIP_STD)

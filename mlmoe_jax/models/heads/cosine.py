@@ -15,9 +15,9 @@ from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.heads.linear import label_linear
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prediction
-from mlmoe_jax.models.partition import LABEL, axes
 
 
 class CosineHead(Head):
@@ -25,13 +25,8 @@ class CosineHead(Head):
 
     u = v/‖v‖, where v is the feature `cls`, or its product with a projection. V f32[D,K] are the weights, and b f32[K]
     is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are the scores of the
-    image-text model, see `NameVectors`. Without them, the initial values are drawn as torch.nn.Linear draws them.
-
-    Args:
-      width: the width W of the backbone.
-      labels: K.
-      vectors: the vectors of the K names; None = random weights, and no projection.
-      rngs: for the weights.
+    image-text model, see `NameVectors`. Without them, there is no projection, and the initial values are drawn as
+    torch.nn.Linear draws them.
     """
 
     read = (CLS,)
@@ -39,13 +34,15 @@ class CosineHead(Head):
     starts_from_names = True
 
     def __init__(self, width: int, labels: int, vectors: NameVectors | None = None, *, rngs: nnx.Rngs):
-        self.projection = _projection(vectors, rngs) if vectors is not None else None
-        inputs = width if vectors is None else vectors.vectors.shape[1]
-        initial = {}
+        projection, initial, inputs = None, {}, width
         if vectors is not None:
             initial = {"kernel_init": _fixed(vectors.kernel()), "bias_init": _fixed(vectors.offsets())}
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.classifier = torch_linear(inputs, labels, **metadata, **initial, rngs=rngs)
+            inputs = vectors.vectors.shape[1]
+            if vectors.projection is not None:
+                settings = {"use_bias": False, "kernel_init": _fixed(vectors.projection), "rngs": rngs}
+                projection = nnx.Linear(*vectors.projection.shape, **settings)
+        self.projection = projection
+        self.classifier = label_linear(inputs, labels, **initial, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -64,18 +61,6 @@ class CosineHead(Head):
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         return Prediction(self.classifier(partition.shard_images(self.image_vectors(features))))
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers = (self.classifier, *([self.projection] if self.projection is not None else []))
-        return sum(layer.in_features * layer.out_features for layer in layers), 0
-
-
-def _projection(vectors: NameVectors, rngs: nnx.Rngs) -> nnx.Linear | None:
-    """Return the layer from the feature of the backbone to the space of the vectors; None if it is its own space."""
-    if vectors.projection is None:
-        return None
-    initial = _fixed(vectors.projection)
-    return nnx.Linear(*vectors.projection.shape, use_bias=False, kernel_init=initial, rngs=rngs)
 
 
 def _fixed(values: np.ndarray) -> Initializer:

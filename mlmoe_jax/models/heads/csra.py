@@ -27,15 +27,8 @@ class CSRAHead(Head):
 
     The score of cell n is s_n = v·x_n / ‖v‖, for the feature x_n of the cell and the vector v of label and head. The
     attended score is Σ_n a_n s_n with a = softmax over n of T s. The last of several heads has T = ∞, the largest
-    score. The norm of v and the temperatures T of 1, 2, 4, 6 or 8 heads are those of the authors' code, which has no
-    bias either.
-
-    Args:
-      width: D.
-      labels: K.
-      heads: H.
-      weight: λ.
-      rngs: for the weights.
+    score. The norm of v and the temperatures T of 1, 2, 4, 6 or 8 heads follow the authors' code, which has no bias
+    either. λ is `weight`.
     """
 
     read = (PATCHES,)
@@ -54,9 +47,6 @@ class CSRAHead(Head):
     def mistakes(cls, config: ConfigDict) -> list[str]:
         heads = config.model.head.csra.heads
         return [] if heads in TEMPERATURES else [f"model.head.csra.heads is {heads} and must be 1, 2, 4, 6 or 8"]
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        return tokens * self.kernel.size, 0
 
     def attend(self, features: Features) -> tuple[Float[Array, "h b n k"], Float[Array, "h b n k"]]:
         """Return the scores s and the attention weights a of all cells, f32[H,B,N,K]."""

@@ -64,25 +64,19 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 
 
 def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
-    """Return ±λ times the entropy of the routing weights in nats, averaged over labels.
+    """Return ±λ (`weight`) times the entropy of the routing weights in nats, averaged over labels.
 
-    Args:
-      gates: the routing weights w. Static gates are f32[1,K,E].
-      sign: `paper` adds −λ Σ w log w to the loss, which is DR-MoE, eq. 11, as printed. It LOWERS the entropy, so that
-        each gate selects a single expert, the opposite of its stated purpose. `maximize` has the other sign, which
-        raises the entropy. `off` returns 0.
-      weight: λ.
+    The sign `paper` adds −λ Σ w log w to the loss, which is DR-MoE, eq. 11, as printed. It LOWERS the entropy, so that
+    each gate selects a single expert, the opposite of its stated purpose. `maximize` has the other sign, which raises
+    the entropy. `off` returns 0.
     """
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
 
 def label_prompt_mask(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
-    """Return bool[K,P], True if a prompt (column) belongs to a group of a label (row).
+    """Return bool[K,P], True if a prompt (column), ordered as in `prompt_groups`, belongs to a group of a label (row).
 
-    Args:
-      group_of: {side: the group of each label}. A side is a grouping of the labels, `co` or `dc`.
-      groups: number of groups per side.
-      per_group: number of prompts per group. Prompts are ordered as in `prompt_groups`.
+    `group_of` has the group of each label by side, a grouping of the labels, `co` or `dc`.
     """
     side_and_group = prompt_groups(len(group_of), groups, per_group)
     labels = enumerate(group_of.values())
@@ -95,14 +89,7 @@ class GroupTokenDecoder(QueryDecoder):
 
     MLMoE combines two papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE). The
     prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not from
-    evidence for other labels.
-
-    Args:
-      channels: C, the width of patches and prompts.
-      group_of: {side: the group of each label}. A side is a grouping of the labels, `co` or `dc`.
-      groups: number of groups per side.
-      per_group: number of prompts per group.
-      **settings: arguments of QueryDecoder.
+    evidence for other labels. See `label_prompt_mask` for `group_of` and the sizes.
     """
 
     read = (PROMPTS, PATCHES)
@@ -118,10 +105,7 @@ class GroupTokenDecoder(QueryDecoder):
         return super().__call__(features, extra=features.prompts, extra_mask=self.visible_prompts.value, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
-        """Return the attention weights of the query of each label over patches, f32[B,K,N].
-
-        A row sums to 1 minus the weights of the prompts.
-        """
+        """Return f32[B,K,N], the attention over patches; a row sums to 1 minus the weights of the prompts."""
         return super().attention(features, extra=features.prompts, extra_mask=self.visible_prompts.value)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
@@ -133,29 +117,16 @@ class RoutedExpertsHead(DecoderHead):
 
     The decoder computes one feature per label. All later layers process labels independently, and parameters per label
     have a leading axis K. `Prediction.gates` has the routing weights `experts` f32[B,K,E] (static gates: f32[1,K,E]),
-    with the experts in the order [shared…, task…].
-
-    SETTINGS has named sets of arguments. The defaults are `recommended`; `hsq` is a reconstruction of HSQ.
+    with the experts in the order [shared…, task…]. SETTINGS has named values of `routing`; `hsq` is
+    a reconstruction of HSQ.
 
     Args:
       decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
         f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
         `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
-      width: width of the label features.
-      labels: K.
-      expert: see `kind` of LabelExperts.
-      expert_hidden: see `hidden` of LabelExperts.
-      shared_experts: S, the number of experts shared by all labels.
-      task_experts: T, the number of further experts per label.
-      gate: see `kind` of Gates.
-      gate_hidden: see `hidden` of Gates.
-      gate_share: see `share` of Gates.
-      classifier: `per_label` or `shared`, see LabelClassifier.
-      entropy: sign of the penalty `entropy`, see entropy_penalty; `off` = no penalty.
+      routing: the keys of `config.model.head.routing`.
       entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     by_label = uses_groups = True
@@ -165,38 +136,36 @@ class RoutedExpertsHead(DecoderHead):
         decoder: nnx.Module,
         width: int,
         labels: int,
+        routing: Mapping[str, Any],
         *,
-        expert: str = "relu_linear",
-        expert_hidden: int = 256,
-        shared_experts: int = 4,
-        task_experts: int = 1,
-        gate: str = "mlp",
-        gate_hidden: int = 256,
-        gate_share: str = "per_label",
-        classifier: str = "per_label",
-        entropy: str = "maximize",
         entropy_weight: float = 0.01,
         pooled: int = 0,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
-        self.entropy = entropy
+        self.entropy = routing["entropy"]
         self.entropy_weight = entropy_weight
+        options = {"dtype": dtype, "rngs": rngs}
         self.experts = LabelExperts(
             width,
             labels,
-            kind=expert,
-            hidden=expert_hidden,
-            shared=shared_experts,
-            task=task_experts,
-            dtype=dtype,
-            rngs=rngs,
+            kind=routing["expert"],
+            hidden=routing["expert_hidden"],
+            shared=routing["shared_experts"],
+            task=routing["task_experts"],
+            **options,
         )
         self.gates = Gates(
-            width, labels, self.experts.entries, kind=gate, hidden=gate_hidden, share=gate_share, dtype=dtype, rngs=rngs
+            width,
+            labels,
+            self.experts.entries,
+            kind=routing["gate"],
+            hidden=routing["gate_hidden"],
+            share=routing["gate_share"],
+            **options,
         )
-        self.classifier = LabelClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
+        self.classifier = LabelClassifier(self.experts.out_width, labels, share=routing["classifier"], rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
@@ -210,8 +179,8 @@ class RoutedExpertsHead(DecoderHead):
             decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
         else:
             decoder = QueryDecoder(width, labels, **settings)
-        options = {**config.model.head.routing, "pooled": pooled_channels(config, width)}
-        return cls(decoder, decoder.width, labels, **options, dtype=dtype, rngs=rngs)
+        options = {"pooled": pooled_channels(config, width), "dtype": dtype, "rngs": rngs}
+        return cls(decoder, decoder.width, labels, config.model.head.routing, **options)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import LABELS, PATCHES, Features, Prediction
@@ -35,19 +35,15 @@ class MLGCNHead(Head):
 
     X are the word vectors of the labels, and Ā is the normalized adjacency matrix of the label graph. Two graph layers
     compute H₁ = LeakyReLU(Ā X W₁) and H₂ = Ā H₁ W₂ (ML-GCN, eq. 2). Row k of H₂ f32[K,D] is the weight vector of the
-    classifier of label k. The logits are f·H₂ᵀ, where f is the maximum over all cells of the feature map (ML-GCN,
-    eq. 3–4). There are no biases.
+    classifier of label k. The logits are f·H₂ᵀ, where f is the maximum over all cells of the feature map (ML-GCN, eq.
+    3–4). There are no biases.
 
     The only learned parameters are W₁ (`gc1/kernel`) and W₂ (`gc2/kernel`). Their initial values are drawn from
     U(±1/√columns), as in the authors' code.
 
     Args:
-      width: D.
       word_vectors: X f32[K,d].
       adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
-      hidden: the number of columns of W₁.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     read = (PATCHES,)
@@ -100,31 +96,13 @@ class MLGCNHead(Head):
         return Prediction(feature @ self.classifiers().T)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return two counts of multiply-adds, see Head.
-
-        The first count is K·D for the classifiers. The second count covers the graph layers. They run once per batch
-        but are counted for one image.
-        """
+        """Return K·D for the classifiers, and the graph layers, which run once per batch but count for one image."""
         (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
         layers = labels * (inputs * hidden + hidden * width)
         return labels * width, layers + labels**2 * (hidden + width)
 
     def _spread(self, nodes: jax.Array) -> jax.Array:
         return self.adjacency.value @ nodes.astype(jnp.float32)
-
-
-def _pointwise(
-    inputs: int,
-    outputs: int,
-    *,
-    bias: bool = True,
-    kernel_axes: tuple[str | None, str | None] = (None, None),
-    dtype: Dtype,
-    rngs: nnx.Rngs,
-) -> nnx.Linear:
-    """Return a 1×1 convolution, as a linear layer, with PyTorch's initial values. `kernel_axes` are axis names."""
-    metadata = {"kernel_metadata": axes(*kernel_axes), "bias_metadata": axes(kernel_axes[1])}
-    return torch_linear(inputs, outputs, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
@@ -135,27 +113,25 @@ class DynamicGraph(nnx.Module):
     """
 
     def __init__(self, width: int, labels: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.static_graph = _pointwise(labels, labels, bias=False, kernel_axes=(LABEL, LABEL), dtype=dtype, rngs=rngs)
-        self.static = _pointwise(width, width, dtype=dtype, rngs=rngs)
-        self.context = _pointwise(width, width, dtype=dtype, rngs=rngs)
+        options = {"dtype": dtype, "rngs": rngs}
+        graph = {"use_bias": False, "kernel_metadata": axes(LABEL, LABEL)}
+        self.static_graph = torch_linear(labels, labels, **graph, **options)
+        self.static = torch_linear(width, width, **options)
+        self.context = torch_linear(width, width, **options)
         self.context_norm = BatchNorm(width, mode="trainable")
-        self.relation = _pointwise(2 * width, labels, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
-        self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
+        self.relation = label_linear(2 * width, labels, **options)
+        self.dynamic = torch_linear(width, width, **options)
 
     def spread_static(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
-        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) for label features V = `features`.
-
-        A_s [K,K] is the static graph. W_s and b are the weights and the bias of a linear layer.
-        """
+        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) for label features V, and the static graph A_s [K,K]."""
         mixed = jnp.swapaxes(self.static_graph(jnp.swapaxes(features, 1, 2)), 1, 2)
         return features + _leaky(self.static(_leaky(mixed)))
 
     def adjacency(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k k"]:
         """Return the dynamic graph of each image, with entries in 0…1.
 
-        Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j). h_i is the feature of label i. g is
-        the mean over all label features, followed by a linear layer, batch normalization and LeakyReLU. w_j and b_j are
-        learned.
+        Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j), with learned w_j and b_j. h_i is the
+        feature of label i, and g the mean over all, followed by a linear layer, batch normalization and LeakyReLU.
         """
         context = self.context(features.mean(axis=1))
         context = _leaky(self.context_norm(context[:, None, None])[:, 0])
@@ -163,11 +139,7 @@ class DynamicGraph(nnx.Module):
         return jax.nn.sigmoid(self.relation(pairs).astype(jnp.float32))
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
-        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b).
-
-        H is the result of `spread_static` for `features`, and A_d is the result of `adjacency` for H. W_d and b are the
-        weights and the bias of a linear layer.
-        """
+        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b) for H of `spread_static` and its `adjacency` A_d."""
         features = self.spread_static(features)
         mixed = jnp.einsum("bij,bjd->bid", self.adjacency(features), features)
         return _leaky(self.dynamic(_leaky(mixed))).astype(jnp.float32)
@@ -193,8 +165,8 @@ class ADDGCNHead(Head):
     batch_statistics = True
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.map_classifier = _pointwise(width, labels, bias=False, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
-        self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
+        self.map_classifier = label_linear(width, labels, use_bias=False, dtype=dtype, rngs=rngs)
+        self.transform = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)
 
@@ -215,10 +187,7 @@ class ADDGCNHead(Head):
         return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return {`labels`: f32[B,K,N]}, the share of each cell of the map in the feature of each label.
-
-        The share is σ(score) of the cell, divided by the sum of σ(score) over all cells.
-        """
+        """Return {`labels`: f32[B,K,N]}, σ(score) of each cell and label, divided by the sum over all cells."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         # A softmax of log σ is finite even if every σ rounds to 0.
         return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
@@ -231,11 +200,7 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return two counts of multiply-adds, see Head.
-
-        The first count covers the layers. As in the authors' code, they include all K classifiers on all K features.
-        The second count covers the matmuls of the attention and of the dynamic graph.
-        """
+        """Return the layers, with K classifiers on all K features as in the authors' code, and the other matmuls."""
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)
         on_labels = labels * hidden * (4 * labels + 2 * hidden) + hidden**2

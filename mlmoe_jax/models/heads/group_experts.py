@@ -26,18 +26,10 @@ from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
 class Side(nnx.Module):
-    """The gates and the classifier of one side.
+    """The gates and the classifier of one side, one of the two groupings of the labels in ML-VPT, `co` or `dc`.
 
-    A side is one of the two groupings of the labels in ML-VPT, `co` or `dc`. A label belongs to one group per side.
-
-    Args:
-      width: D.
-      group_of: the group of each label on this side.
-      groups: G, the number of groups.
-      per_group: M, the number of prompts (and experts) per group.
-      gate_bias: see `bias` of LabelGates.
-      gates_of: `label` for one gate per label, or `group` for one gate per group.
-      rngs: for the weights.
+    `group_of` is the group of each label on this side. There is a gate per `label` or per `group` (`gates_of`).
+    `gate_bias` is the `bias` of LabelGates.
     """
 
     def __init__(
@@ -67,8 +59,7 @@ class Side(nnx.Module):
 def select_group(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
     """Return `values[..., group_of[k], k]` for each label k: the value for the group of the label.
 
-    Computing all G entries in one matmul and selecting afterwards is much cheaper than gathering tokens per label into
-    [B,M,K,D] first.
+    One matmul for all G groups and a selection are much cheaper than tokens gathered per label, [B,M,K,D].
     """
     member = np.arange(values.shape[-2])[:, None] == np.asarray(group_of)
     return jnp.sum(values, axis=-2, where=member)
@@ -77,10 +68,7 @@ def select_group(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int])
 def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[Array, "b k"]:
     """Return the combined logits of one or two sides.
 
-    Args:
-      sides: the logits of each side, `co` and `dc`.
-      how: `mean_logit` returns the mean of the logits. `mean_probability` returns the logit of the mean of the
-        probabilities.
+    `mean_logit` is the mean of the logits, and `mean_probability` the logit of the mean of the probabilities.
     """
     if len(sides) == 1 or how == "mean_logit":
         return sum(sides) / len(sides)
@@ -95,17 +83,17 @@ class _GroupHead(Head):
 
     Args:
       group_of: {side: the group of each label}. A side is a grouping of the labels: `co`, `dc` or both.
-      groups: G, the number of groups per side.
-      per_group: M, the number of prompts per group.
-      combine: how the reported probability is computed from the logits co and dc of the sides. `mean_logit` is
-        σ((co + dc)/2), as in the authors' code. `mean_probability` is (σ(co) + σ(dc))/2, as in the text of the paper.
+      combine: how the reported probability is computed from the logits co and dc of the sides. `mean_logit` is σ((co +
+        dc)/2), as in the authors' code. `mean_probability` is (σ(co) + σ(dc))/2, as in the text of the paper.
     """
 
     read = (PROMPTS,)
     by_label = True
     needs_group_prompts = uses_groups = True
 
-    def __init__(self, group_of: Mapping[str, Sequence[int]], groups: int, per_group: int, combine: str):
+    def __init__(
+        self, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, combine: str = "mean_logit"
+    ):
         self.groups = groups
         self.per_group = per_group
         self.combine = combine
@@ -146,14 +134,7 @@ class GroupExpertsHead(_GroupHead):
     `co` and `dc`.
 
     Args:
-      width: D.
-      group_of, groups, per_group, combine: see `_GroupHead`.
       gates_of: one gate per `label` (strategy 2 of the paper, used by its model) or per `group` (strategy 1).
-      hidden: width of the hidden layer of an expert.
-      activation: activation of the experts, see BottleneckExpert.
-      gate_bias: see LabelGates.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     def __init__(
@@ -161,24 +142,23 @@ class GroupExpertsHead(_GroupHead):
         width: int,
         group_of: Mapping[str, Sequence[int]],
         *,
-        groups: int,
-        per_group: int,
         gates_of: str = "label",
         hidden: int = 5,
         activation: str = "gelu",
         gate_bias: str = "unused",
-        combine: str = "mean_logit",
         dtype: Dtype = None,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        super().__init__(group_of, groups, per_group, combine)
+        super().__init__(group_of, **settings)
 
         def expert(rngs: nnx.Rngs) -> BottleneckExpert:
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
-        self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
+        self.bank = make_bank(expert, len(self.sides) * self.groups * self.per_group, rngs, PROMPT)
         options = {"gate_bias": gate_bias, "gates_of": gates_of, "rngs": rngs}
-        sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
+        sizes = self.groups, self.per_group
+        sides = {name: Side(width, labels, *sizes, **options) for name, labels in group_of.items()}
         self.co = sides.get("co")
         self.dc = sides.get("dc")
 
@@ -202,17 +182,12 @@ class GroupExpertsHead(_GroupHead):
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
-    def experts(self, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p d"]:
-        return apply_bank(self.bank, tokens)
-
-    def gates(self, tokens: Float[ArrayLike, "b p d"]) -> dict[str, Float[Array, "b k m"]]:
-        return _weights(self._gate_logits(tokens))
-
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         tokens = partition.shard_images(features.prompts).astype(jnp.float32)
-        gate_logits = self._gate_logits(tokens)
-        gates = _weights(gate_logits)
-        outputs = self._by_side(self.experts(tokens).astype(jnp.float32))
+        by_side = self._by_side(tokens)
+        gate_logits = {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
+        gates = {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
+        outputs = self._by_side(apply_bank(self.bank, tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():
             classifier = side.classifier
@@ -224,30 +199,13 @@ class GroupExpertsHead(_GroupHead):
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return two counts of multiply-adds per image, see Head.
-
-        The first count is the multiply-adds that the papers report, one classifier. The second count covers the
-        experts, the gates, the mixture over the experts of a label, and the classifier of the second side.
-        """
+        """Return one classifier, which the papers report, and the multiply-adds of everything else."""
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
         gate_owners = sum(side.gate.kernel.shape[1] for side in self._sides().values())
         gates = gate_owners * self.per_group * width
         mixing = len(self.sides) * self.labels * self.per_group * width
         return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
-
-    def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the gate logits of each side, {side: f32[B,M,K]}, for prompts f32[B,P,D]."""
-        by_side = self._by_side(tokens)
-        return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
-
-
-def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the routing weights of each side, {side: f32[B,K,M]}, for gate logits {side: f32[B,M,K]}.
-
-    The weights are the softmax of the gate logits over the M experts.
-    """
-    return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
 
 
 class GroupLinearHead(_GroupHead):
@@ -257,24 +215,10 @@ class GroupLinearHead(_GroupHead):
     VPT-CO or VPT-DC. The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). A mean
     needs no parameters, which agrees with the published parameter count (0.39 M). `Prediction.terms` has the logits of
     each side, `co` and `dc`.
-
-    Args:
-      width: D.
-      group_of, groups, per_group, combine: see `_GroupHead`.
-      rngs: for the weights.
     """
 
-    def __init__(
-        self,
-        width: int,
-        group_of: Mapping[str, Sequence[int]],
-        *,
-        groups: int,
-        per_group: int,
-        combine: str = "mean_logit",
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(group_of, groups, per_group, combine)
+    def __init__(self, width: int, group_of: Mapping[str, Sequence[int]], *, rngs: nnx.Rngs, **settings: Any):
+        super().__init__(group_of, **settings)
         self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co = classifiers.get("co")
@@ -295,10 +239,6 @@ class GroupLinearHead(_GroupHead):
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return two counts of multiply-adds per image, see Head.
-
-        The first count is the classifier of the first side, which the papers report. The second count is the classifier
-        of the second side; 0 with one side.
-        """
+        """Return the classifier of the first side, which the papers report, and the classifier of the second, or 0."""
         macs = (self.co or self.dc).kernel.size
         return macs, (len(self.group_of) - 1) * macs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,24 @@ from mlmoe_jax.models.partition import LABEL, axes
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,), "max": (PATCHES,)}
 
 
+def label_linear(width: int, labels: int, **settings: Any) -> nnx.Linear:
+    """Return a linear layer with one output per label; `settings` are arguments of `torch_linear`."""
+    metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+    return torch_linear(width, labels, **metadata, **settings)
+
+
 class LinearHead(Head):
     """A linear classifier, logits = V·x + b, with the initial values of torch.nn.Linear.
 
     x is a feature of the image, V f32[D,K] are the weights, and b f32[K] is the bias.
 
     Args:
-      width: D.
-      labels: K.
       pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
         prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token
         and takes the log-mean-exp of the logits over patches. It is a smooth maximum, so a high logit at one patch is
         sufficient (Pinheiro and Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of
         their logits; `Prediction.terms` has the logits `cls` and `patches`. `max` classifies the largest value of each
         channel over the patches, as SpliceMix does.
-      rngs: for the weights.
     """
 
     by_label = True
@@ -45,13 +48,10 @@ class LinearHead(Head):
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.pool = pool
         self.read = POOLS[pool]
-        self.width = width
-        self.labels = labels
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         if pool != "patches":
-            self.classifier = torch_linear(width, labels, **metadata, rngs=rngs)
+            self.classifier = label_linear(width, labels, rngs=rngs)
         if pool in ("patches", "both"):
-            self.patch_classifier = torch_linear(width, labels, **metadata, rngs=rngs)
+            self.patch_classifier = label_linear(width, labels, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -80,10 +80,6 @@ class LinearHead(Head):
             votes = self.patch_classifier(partition.shard_images(features.patches).astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
         return Prediction(sum(terms.values()) / len(terms), terms)
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        classifiers = {CLS: 1, MEAN: 1, PATCHES: 1 if self.pool == "max" else tokens}
-        return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0
 
 
 class LabelClassifier(nnx.Module):

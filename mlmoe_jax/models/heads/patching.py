@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.heads.linear import label_linear
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, QUARTERS, Features, Prediction
-from mlmoe_jax.models.partition import LABEL, axes
 
 
 class PatchingHead(Head):
@@ -27,21 +27,13 @@ class PatchingHead(Head):
     The paper calls this the total direct effect of an object. The formula is that of the authors' code, with three
     classifiers (`logits_attention=cross`) on two by two quarters. There, each quarter is augmented by itself; here, the
     quarters are of the augmented image. `Prediction.terms` has the logits `cls` and `quarters`, for a loss each.
-
-    Args:
-      width: D.
-      labels: K.
-      rngs: for the weights.
     """
 
     read = (CLS, QUARTERS)
     by_label = True
 
     def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.classifier, self.weights, self.quarters = (
-            torch_linear(width, labels, **metadata, rngs=rngs) for _ in range(3)
-        )
+        self.classifier, self.weights, self.quarters = (label_linear(width, labels, rngs=rngs) for _ in range(3))
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -50,9 +42,6 @@ class PatchingHead(Head):
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         return ("logits", CLS, QUARTERS)
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        return 9 * self.classifier.kernel.size, 0
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         whole, quarters = (partition.shard_images(x).astype(jnp.float32) for x in (features.cls, features.quarters))

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
@@ -46,12 +46,8 @@ class GroupedClassifier(nnx.Module):
     one bias per label. With Q < K, it is the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
 
     Args:
-      width: D.
-      queries: Q.
-      labels: K.
       init: `uniform` draws weights and biases from U(±1/√D), as in Q2L. `xavier` draws normal weights as torch's
         xavier_normal does for a tensor of this shape, and biases start at 0, as in ML-Decoder.
-      rngs: for the weights.
     """
 
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
@@ -81,17 +77,14 @@ class DecoderHead(Head):
     Args:
       decoder: a module that returns features of queries, see RoutedExpertsHead. Its attribute `read` has the names of
         the backbone features that it needs.
-      labels: K.
       pooled: the width C of the patch features, for the linear path; 0 = no linear path.
-      rngs: for the weights.
     """
 
     def __init__(self, decoder: nnx.Module, labels: int, *, pooled: int, rngs: nnx.Rngs):
         self.decoder = decoder
         self.read = decoder.read
-        zeros = nnx.initializers.zeros
-        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **metadata, rngs=rngs) if pooled else None
+        zeros = {"kernel_init": nnx.initializers.zeros, "bias_init": nnx.initializers.zeros}
+        self.pooled = label_linear(pooled, labels, **zeros, rngs=rngs) if pooled else None
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
@@ -102,7 +95,7 @@ class DecoderHead(Head):
         return STYLES[config.model.head.decoder.style].self_attention == "on"
 
     def with_linear_path(self, logits: Float[ArrayLike, "b k"], features: Features) -> Float[Array, "b k"]:
-        """Return `logits` plus the logits of the linear path. Without a linear path, return `logits` unchanged."""
+        """Return `logits` plus the logits of the linear path, if there is one."""
         if self.pooled is None:
             return logits
         mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
@@ -117,21 +110,16 @@ class DecoderHead(Head):
 
 
 def pooled_channels(config: ConfigDict, width: int) -> int:
-    """Return the argument `pooled` of DecoderHead: `width` if `config.model.head.residual` is "pooled", else 0."""
+    """Return `pooled` of DecoderHead: `width` if `config.model.head.residual` is "pooled", else 0."""
     return width if config.model.head.residual == "pooled" else 0
 
 
 class QueryHead(DecoderHead):
     """A query decoder over the tokens of an image, and a linear classifier on the features of the queries.
 
-    Args:
-      decoder: the decoder, with at most one query per label.
-      labels: K.
-      classifier: `per_label` and `grouped` are a GroupedClassifier with the initial values `uniform` and `xavier`. Use
-        `per_label` if each label has its own query, and `grouped` if ⌈K/Q⌉ labels share a query. `shared` is a
-        LabelClassifier that all labels share, as with queries by name.
-      pooled: see DecoderHead.
-      rngs: for the weights.
+    The decoder has at most one query per label. `classifier` is `per_label` if each label has its own query, or
+    `grouped` if ⌈K/Q⌉ labels share a query: a GroupedClassifier with the initial values `uniform` and `xavier`.
+    `shared` is a LabelClassifier that all labels share, as with queries by name.
     """
 
     def __init__(
@@ -171,10 +159,7 @@ class QueryHead(DecoderHead):
         return Prediction(self.with_linear_path(self.classifier(partition.shard_labels(label_features)), features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return {`labels`: f32[B,K,N]}, the attention weights of the query of each label over the N patches.
-
-        Labels that share a query have equal weights.
-        """
+        """Return {`labels`: f32[B,K,N]}, the attention over patches of the queries, which labels may share."""
         weights = self.decoder.attention(features)
         if self.by_label:
             return {LABELS: weights}

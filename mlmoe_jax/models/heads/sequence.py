@@ -31,9 +31,9 @@ DROPOUT = 0.5  # dropout rate on x
 class CNNRNNHead(Head):
     """An LSTM over label embeddings, combined with the image feature (CNN-RNN, sec. 3).
 
-    Each step computes the scores of the next label (CNN-RNN, eq. 2–5). u is the embedding of the previous label, and
-    o = LSTM(u) is the output of the LSTM. The joint feature is x = ReLU(P_o·o + P_I·I), where I is the image feature
-    and P_o and P_I are learned projections without bias, as printed. The scores are U·x, where the rows of U are the
+    Each step computes the scores of the next label (CNN-RNN, eq. 2–5). u is the embedding of the previous label, and o
+    = LSTM(u) is the output of the LSTM. The joint feature is x = ReLU(P_o·o + P_I·I), where I is the image feature and
+    P_o and P_I are learned projections without bias, as printed. The scores are U·x, where the rows of U are the
     embeddings. The softmax is over the K labels and the end of the sequence. The parameter `embedding` f32[K+2,E] has
     rows for the K labels, the end and the start, in this order. The cell is Flax's LSTM with tanh. The paper's formula
     has ReLU instead.
@@ -49,13 +49,7 @@ class CNNRNNHead(Head):
     paper predicts only the labels of the best path, which `search` returns.
 
     Args:
-      width: D.
       order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
-      embedding: E.
-      hidden: width of the LSTM state.
-      max_labels: the largest number of labels of a sequence.
-      dtype: type of the matmuls; None = float32.
-      rngs: for the weights.
     """
 
     read = (CLS,)
@@ -100,20 +94,14 @@ class CNNRNNHead(Head):
         return ()
 
     def image_feature(self, features: Features) -> Float[Array, "b e"]:
-        """Return the projected image feature P_I·I.
-
-        P_I is a learned projection. I is the class token or, for a CNN, the mean of the feature map.
-        """
+        """Return P_I·I, of the class token or, for a CNN, the mean of the feature map."""
         return self.image_projection(features.cls).astype(jnp.float32)
 
     def sequence(self, labels: Num[ArrayLike, "b k"]) -> tuple[Integer[Array, "b t"], Bool[Array, "b t"]]:
-        """Return the target sequences of images, and a mask of their steps.
+        """Return the target sequences of images, and a mask of the steps that are included in the loss.
 
-        A label is present if its value in `labels` is above 0.5.
-
-        Returns:
-          The present labels by decreasing training frequency, padded with the number of the end to t = max_labels + 1
-          steps; and a mask that is True for the steps that are included in the loss.
+        A sequence has the present labels, with a value above 0.5, by decreasing training frequency, padded with the
+        number of the end to t = max_labels + 1 steps.
         """
         order = jnp.asarray(self.order)
         present = jnp.take(labels, order, axis=1) > 0.5
@@ -127,12 +115,9 @@ class CNNRNNHead(Head):
     def scores(
         self, image: Float[ArrayLike, "b e"], previous: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "b t _"]:
-        """Return the scores of the K labels and the end at each of t steps, f32[B,t,K+1].
+        """Return the scores of the K labels and the end at each of t steps, f32[B,t,K+1], for `image_feature`.
 
-        Args:
-          image: the result of `image_feature`.
-          previous: the label before each step. The first is `self.start`.
-          rngs: for dropout in training.
+        `previous` is the label before each step. The first is `self.start`.
         """
         inputs = jnp.moveaxis(self.embedding[...][previous], 1, 0)
         outputs = jax.lax.scan(self.lstm, self._first_state(previous.shape[:1]), inputs)[1]
@@ -161,11 +146,7 @@ class CNNRNNHead(Head):
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return two counts of multiply-adds, see Head.
-
-        The first count covers the layers for one path of max_labels + 1 steps. The second count covers the other W − 1
-        paths of the beam.
-        """
+        """Return the layers for one path of max_labels + 1 steps, and for the W − 1 further paths of the beam."""
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step

@@ -18,17 +18,10 @@ PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
 
 def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotate queries or keys by the angles of their tokens, in float32.
+    """Rotate queries or keys [B,T,h,d] by the angles f32[T,d/2] of their tokens, in float32.
 
     Angle c of a token rotates the pair of channels c and c + d/2 of each head. RoFormer, eq. 34, rotates pairs of
     adjacent channels instead.
-
-    Args:
-      tokens: [B,T,h,d], queries or keys.
-      angles: f32[T,d/2].
-
-    Returns:
-      [B,T,h,d] in the type of `tokens`.
     """
     cosine = jnp.cos(angles)[:, None]
     sine = jnp.sin(angles)[:, None]
@@ -40,11 +33,7 @@ def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
 class FusedProjection(nnx.Linear):
     """One linear layer whose columns are for queries, keys and values, in this order.
 
-    Args:
-      width: D.
-      key_bias: whether keys have a bias. If False, `bias` is f32[2D], for queries and values.
-      rngs: for the weights.
-      **settings: other arguments of nnx.Linear.
+    Without `key_bias`, keys have no bias, and `bias` is f32[2D]. `settings` are arguments of nnx.Linear.
     """
 
     def __init__(self, width: int, *, key_bias: bool = True, rngs: nnx.Rngs, **settings: Any):
@@ -75,7 +64,7 @@ class FusedProjection(nnx.Linear):
         return jnp.concatenate([query, jnp.zeros_like(query), value])
 
     def part(self, name: str) -> tuple[jax.Array, jax.Array]:
-        """Return the kernel f32[D,D] and the bias f32[D] of `name`, an element of PARTS. A missing bias is zeros."""
+        """Return the kernel f32[D,D] and the bias f32[D], zeros if missing, of `name`, an element of PARTS."""
         columns = self.columns(name)
         return self.kernel[:, columns], self._full_bias()[columns]
 
@@ -85,7 +74,7 @@ class FusedProjection(nnx.Linear):
         return slice(first, first + self.in_features)
 
     def bias_entries(self, name: str) -> slice | None:
-        """Return the entries of `bias` that belong to `name`, an element of PARTS; None for keys without a bias."""
+        """Return the entries of `bias` that belong to an element of PARTS; None for keys without a bias."""
         if self.key_bias:
             return self.columns(name)
         return {"query": slice(0, self.in_features), "key": None, "value": slice(self.in_features, None)}[name]
@@ -108,7 +97,7 @@ class Attention(nnx.Module):
         deltas: Deltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
-        """Return the attention of `tokens` to `tokens`, `context` and `key_value`, after the output projection.
+        """Return f32[B,Q,D], the attention of `tokens` to all tokens and to `key_value`, after the output projection.
 
         The batch size b of each array is B or 1. Arrays with b = 1 are projected once for the whole batch. The T keys
         are the Q keys of `tokens`, the C keys of each array of `context`, and the m keys of `key_value`, in this order.
@@ -118,15 +107,9 @@ class Attention(nnx.Module):
           context: arrays f32[b,C,D], which provide only keys and values.
           mask: bool[Q,T], True if a query may attend to a key; None = all True.
           deltas: deltas of the layers `query`, `key`, `value` and `output`.
-          **settings: any of
-            key_value: f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
-              the values.
-            rotary: f32[T,d/2], the angles that rotate the keys. The first Q angles also rotate the queries. None = no
-              rotation. A token with angles 0 is not rotated.
-            temperature: divides the attention logits; None = 1.
-
-        Returns:
-          f32[B,Q,D].
+          **settings: `key_value` f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
+            the values. `rotary` f32[T,d/2], the angles that rotate the keys, the first Q also the queries; a token with
+            angles 0 is not rotated. `temperature` divides the attention logits. None has no effect.
         """
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         mixed = attend(query, key, value, mask)
@@ -153,10 +136,7 @@ class Attention(nnx.Module):
         temperature: jax.Array | float | None = None,
         **settings: Any,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return queries f32[B,Q,h,d], keys f32[B,T,h,d] and values f32[B,T,h,d].
-
-        Queries are divided by the temperature. Queries and keys are rotated.
-        """
+        """Return queries f32[B,Q,h,d] over the temperature, keys and values f32[B,T,h,d]. The first two are rotated."""
         query, key, value = self._project_parts(tokens, context, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)

@@ -19,17 +19,14 @@ class BatchNorm(nnx.Module):
 
     μ and σ² are the mean and the variance of a channel. A new module is in evaluation mode, in which it always
     normalizes by the running statistics. NNX's `train()` and `eval()` switch between training and evaluation mode. The
-    statistics of a batch include all its images, so training batches must not contain padding.
+    statistics of a batch include all its images, so training batches must not contain padding. `momentum` is the weight
+    of a batch in the running statistics.
 
     Args:
-      width: the number of channels.
       mode: `frozen` normalizes by the running statistics and stops the gradient of scale and bias. `running` normalizes
         by the running statistics, and scale and bias are trainable. `trainable` normalizes by the statistics of the
         whole global batch and updates the running statistics, as torch.nn.BatchNorm2d does in training (nnx.BatchNorm
         defines the running variance differently).
-      dtype: type of the result; None = float32.
-      epsilon: ε.
-      momentum: weight of a batch in the running statistics.
     """
 
     def __init__(
@@ -78,7 +75,7 @@ class BatchNorm(nnx.Module):
 def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     """Return f32[B,H,W,D], normalized by the statistics of `x`, and the statistics: mean and variance f32[D].
 
-    The gradient is a closed form (Ioffe and Szegedy, ICML 2015, below algorithm 1). The statistics have no gradient.
+    The gradient is a closed form (Ioffe and Szegedy, ICML 2015, below algorithm 1), and 0 through the statistics.
     Automatic differentiation has more sums over all values, and XLA stores the input of each sum on a CPU.
     """
     return _normalize_forward(x, scale, bias, epsilon)[0]
@@ -115,8 +112,8 @@ def fold_batch_norms(model: nnx.Module) -> None:
     """Fold batch normalizations into the preceding convolutions, for evaluation. The model is changed in place.
 
     A convolution and its normalization are recognized by their attribute names in a module: `conv` and `norm`, `conv1`
-    and `norm1`, and so on. The kernel of the convolution is multiplied by the factor of the normalization. The shift of
-    the normalization becomes the bias of the convolution. Normalizations with other names are not changed.
+    and `norm1`, and so on. The kernel is multiplied by the factor of the normalization, whose shift becomes the bias.
+    Normalizations with other names are not changed.
     """
     for _, module in [*nnx.iter_modules(model)]:
         for name, norm in [*vars(module).items()]:

@@ -28,7 +28,7 @@ class BeamResult:
 
     Attributes:
       path: i32[B,max_labels], the labels of the most probable ended path, padded with −1.
-      log_probability: f32[B], the log-probability of `path`, including its end.
+      log_probability: f32[B], of `path`, including its end.
       label_logits: f32[B,K], the logit of the largest probability of each label at any step of any path in the beam.
     """
 
@@ -40,30 +40,20 @@ class BeamResult:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Beam:
-    """The state of the search between two steps. Unused paths have a log-probability of −inf.
+    """The state of the search between two steps. Unused paths have a log-probability of −inf."""
 
-    Attributes:
-      state: the state of the model, arrays [B,W,...], see Advance.
-      last: i32[B,W], the last label of each path.
-      log_p: f32[B,W], the log-probability of each path.
-      path: i32[B,W,max_labels], the labels of each path, padded with −1.
-      used: bool[B,W,K], whether a path contains a label.
-      result: the result of all previous steps.
-    """
-
-    state: Any
-    last: jax.Array
-    log_p: jax.Array
-    path: jax.Array
-    used: jax.Array
-    result: BeamResult
+    state: Any  # the state of the model, arrays [B,W,...], see Advance
+    last: jax.Array  # i32[B,W], the last label of each path
+    log_p: jax.Array  # f32[B,W], the log-probability of each path
+    path: jax.Array  # i32[B,W,max_labels], the labels of each path, padded with −1
+    used: jax.Array  # bool[B,W,K], whether a path contains a label
+    result: BeamResult  # the result of all previous steps
 
 
 def log_odds(scores: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows e"]:
-    """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j.
+    """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j, for scores s.
 
-    s are the scores. The result is finite and strictly increasing in the probability, even if the probability rounds to
-    1.
+    It is finite and strictly increasing in the probability, even if the probability rounds to 1.
     """
     top = jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=bool)
     others = jax.nn.logsumexp(jnp.where(top, -jnp.inf, scores), axis=-1, keepdims=True)
@@ -81,12 +71,8 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
     extensions. Every path in the beam may also end, and leaves the beam when it ends. The search of an image stops when
     its best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
 
-    Args:
-      advance: see Advance; called once per step inside `jax.lax.scan`.
-      state: arrays [B,W,...], the first state for `advance`; W is the width of the beam.
-      start: the token before the first label.
-      labels: K.
-      max_labels: the largest number of labels of a path.
+    `advance` is called once per step inside `jax.lax.scan`. `state` are arrays [B,W,...], the first state for it, and
+    `start` is the token before the first label.
     """
     batch, width = jax.tree.leaves(state)[0].shape[:2]
     none = partial(jnp.full, fill_value=-jnp.inf)
@@ -107,16 +93,10 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
 
 
 def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Beam:
-    """Return the beam after step `time`.
+    """Return the beam after step `time`, for the scores f32[B,W,K+1] of the next label or the end.
 
     Every path is ended once, which updates the result, and is extended by every label. The W most probable extensions
     are kept.
-
-    Args:
-      beam: the beam before the step.
-      state: the state of the model after the step.
-      scores: f32[B,W,K+1], the scores of the next label or the end.
-      time: i32[], the index of the step.
     """
     (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
     searching = beam.log_p.max(axis=1) > beam.result.log_probability
@@ -142,13 +122,7 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
 
 
 def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
-    """Return the result that includes the paths that end in this step.
-
-    Args:
-      beam: the beam before the step.
-      log_p: f32[B,W], the log-probabilities of the paths. Paths with −inf are ignored.
-      scores: f32[B,W,K+1], the scores of the next label or the end.
-    """
+    """Return the result with the paths that end in this step; those with a `log_p` of −inf are ignored."""
     exists = (log_p > -jnp.inf)[..., None]
     label_logits = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
     ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]

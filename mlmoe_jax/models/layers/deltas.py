@@ -13,16 +13,11 @@ KernelAndBias = tuple[jax.Array, jax.Array | None]  # f32[inputs,outputs] and f3
 
 @dataclass(frozen=True)
 class LayerCall:
-    """Input, output and weights of one call of a frozen layer. An adapter computes the delta of the output from them.
+    """Input, output and weights of one call of a frozen layer, from which adapters compute deltas."""
 
-    Attributes:
-      tokens: [b,T,inputs], the input of the layer.
-      output: [b,T,outputs], the output of the layer without deltas.
-      weights: a function that returns kernel and bias of the layer. Only deltas that need the weights call it.
-    """
-
-    tokens: jax.Array
-    output: jax.Array
+    tokens: jax.Array  # [b,T,inputs], the input of the layer
+    output: jax.Array  # [b,T,outputs], the output of the layer without deltas
+    # A function that returns kernel and bias of the layer. Only deltas that need the weights call it.
     weights: Callable[[], KernelAndBias]
 
 
@@ -44,29 +39,14 @@ def block_deltas(deltas: Deltas, block: int) -> Deltas:
 
 
 def call_layer(layer: nnx.Module, tokens: jax.Array, name: str, deltas: Deltas) -> jax.Array:
-    """Return `layer(tokens)`, plus `deltas[name]` if this key exists.
-
-    Args:
-      layer: a linear layer or a norm.
-      tokens: the input of the layer.
-      name: the key of the layer in `deltas`.
-      deltas: the deltas by name.
-    """
+    """Return `layer(tokens)` of a linear layer or a norm, plus `deltas[name]` if this key exists."""
     return add_delta(layer(tokens), name, tokens, deltas, partial(kernel_and_bias, layer))
 
 
 def add_delta(
     output: jax.Array, name: str, tokens: jax.Array, deltas: Deltas, weights: Callable[[], KernelAndBias]
 ) -> jax.Array:
-    """Return `output`, plus the delta of the layer if `deltas` has the key `name`.
-
-    Args:
-      output: the output of the layer for `tokens`.
-      name: the key of the layer in `deltas`.
-      tokens: the input of the layer.
-      deltas: the deltas by name.
-      weights: see `LayerCall`.
-    """
+    """Return the `output` of a layer for `tokens`, plus `deltas[name]` if this key exists; see LayerCall."""
     if name not in deltas:
         return output
     return output + deltas[name](LayerCall(tokens, output, weights)).astype(output.dtype)
@@ -78,5 +58,5 @@ def kernel_and_bias(layer: nnx.Linear) -> KernelAndBias:
 
 
 def raise_no_kernel() -> KernelAndBias:
-    """Raise ValueError. This function is `LayerCall.weights` of operations that are not linear layers."""
+    """Raise ValueError: the `LayerCall.weights` of operations that are not linear layers."""
     raise ValueError("only linear layers have a kernel")

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.dispatch import attend
+from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attention_weights
@@ -29,10 +30,8 @@ TORCH_EPSILON = 1e-5
 class QueryAttention(nnx.Module):
     """Multi-head attention, softmax(QKᵀ/√d)·V, with h heads of width d = D/h (Transformer, eq. 1).
 
-    Queries Q, keys K and values V are projected from separate inputs.
-
-    The projections of queries, keys and values, with biases, are the columns of one matrix, in this order. In training,
-    `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.
+    Queries Q, keys K and values V are projected from separate inputs, by the columns of one matrix, in this order, and
+    with biases. In training, `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.
     """
 
     def __init__(
@@ -53,17 +52,9 @@ class QueryAttention(nnx.Module):
         mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Attend from queries to keys and values.
-
-        Args:
-          query: the queries.
-          key: the keys.
-          value: the values.
-          mask: True if a query may attend to a key; None = all True.
-          rngs: for dropout in training.
-        """
+        """Attend from queries to keys and values; `mask` is True if a query may attend to a key, None = all True."""
         query, key, value = self._project(query, "query"), self._project(key, "key"), self._project(value, "value")
-        if self.dropout.deterministic or not self.dropout.rate:
+        if not drops(self.dropout):
             mixed = attend(query, key, value, mask)
         else:
             weights = self.dropout(attention_weights(query, key, mask), rngs=rngs)
@@ -81,7 +72,7 @@ class QueryAttention(nnx.Module):
         return attention_weights(self._project(query, "query"), self._project(key, "key"), mask)
 
     def _project(self, tokens: jax.Array, part: str) -> jax.Array:
-        """Project f32[b,T,D] to queries, keys or values f32[b,T,h,d]. `part` is "query", "key" or "value"."""
+        """Project f32[b,T,D] to queries, keys or values f32[b,T,h,d]; `part` is an element of PARTS."""
         result = self.qkv.project(tokens, self.qkv.columns(part))
         return result.reshape(*tokens.shape[:2], self.heads, -1)
 
@@ -138,7 +129,6 @@ class DecoderLayer(nnx.Module):
       self_attention: `on`; `off`, without self-attention and its norm; or `identity`, which replaces the output of
         self-attention by the input tokens and keeps the residual connection and the norm.
       init: initializer of the matrices: `xavier` (Xavier uniform) or `torch` (as torch.nn.Linear).
-      Other arguments: see QueryDecoder.
     """
 
     def __init__(
@@ -173,16 +163,10 @@ class DecoderLayer(nnx.Module):
         mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Apply the layer to queries.
+        """Apply the layer to queries, with the values `memory` and the `keys` of cross-attention.
 
-        Args:
-          tokens: the queries.
-          positions: positions of the queries. They are added to the queries of both attentions and to the keys of
-            self-attention. None = no positions.
-          memory: the values of cross-attention.
-          keys: the keys of cross-attention.
-          mask: True if a query may attend to a token of the memory; None = all True.
-          rngs: for dropout in training.
+        `positions` are added to the queries of both attentions and to the keys of self-attention; None = no positions.
+        `mask` is True if a query may attend to a token of the memory; None = all True.
         """
         tokens = self._attend_to_queries(tokens, positions, rngs)
         attended = self.cross_attn(add_positions(tokens, positions), keys, memory, mask=mask, rngs=rngs)
@@ -202,10 +186,7 @@ class DecoderLayer(nnx.Module):
         return self.cross_attn.weights(add_positions(tokens, positions), keys, mask=mask)
 
     def _attend_to_queries(self, tokens: jax.Array, positions: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
-        """Apply self-attention among the query tokens, then its norm.
-
-        Return `tokens` unchanged if the layer has no self-attention and norm (`self_attention` is `off`).
-        """
+        """Apply self-attention among the query tokens, then its norm, if the layer has them (`self_attention`)."""
         if self.norm1 is None:
             return tokens
         queries = add_positions(tokens, positions)
@@ -219,11 +200,9 @@ def add_positions(tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
 
 
 class AttentionPool(nnx.Module):
-    """A pooling layer over patches, y + MLP(LN y).
+    """A pooling layer over patches, y + MLP(LN y), for the attention y from one learned query to the patches.
 
-    y is the output of attention from one learned query to the patches. LN is LayerNorm. The query is not added to y.
-
-    The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
+    The query is not added to y. The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, *, mlp: str, eps: float, dtype: Dtype, rngs: nnx.Rngs):

@@ -51,10 +51,7 @@ def fits_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | 
 
 
 def compute_capability() -> tuple[int, ...]:
-    """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU.
-
-    `jax.default_device` changes the device.
-    """
+    """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU."""
     device = jax.config.jax_default_device
     if isinstance(device, str):
         device = jax.devices(device)[0]
@@ -66,20 +63,13 @@ def compute_capability() -> tuple[int, ...]:
 
 # ----------------------------------------------------------------------------------------------------------- the table
 class Kernel(NamedTuple):
-    """An implementation of an operation.
+    """An implementation of an operation."""
 
-    Attributes:
-      operation: a function of this module.
-      platforms: where the implementation is used.
-      run: the implementation.
-      case: the case of `--suite=kernels` that shows its gain.
-      fits: whether it computes the operation for these arguments. It is called while a program is traced.
-    """
-
-    operation: str
-    platforms: Sequence[str]
+    operation: str  # a function of this module
+    platforms: Sequence[str]  # where the implementation is used
     run: Callable[..., jax.Array]
-    case: str
+    case: str  # the case of `--suite=kernels` that shows its gain
+    # Whether it computes the operation for these arguments. It is called while a program is traced.
     fits: Callable[..., bool] = lambda *_, **__: True
 
 
@@ -144,10 +134,9 @@ def convolve(
     feature_group_count: int = 1,
     **options,
 ) -> jax.Array:
-    """Return the convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D].
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D], for `nnx.Conv(conv_general_dilated=…)`.
 
-    It is made for `nnx.Conv(conv_general_dilated=convolve)`. Other arguments are as in `jax.lax.conv_general_dilated`.
-    Raises ValueError for a dilation.
+    Other arguments are as in `jax.lax.conv_general_dilated`. Raises ValueError for a dilation.
     """
     if set(lhs_dilation) | set(rhs_dilation) != {1}:
         raise ValueError(f"a convolution has no dilation here, not {lhs_dilation} and {rhs_dilation}")
@@ -166,10 +155,7 @@ def convolve(
 
 
 def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers, *, precision=None, **options) -> jax.Array:
-    """Return `x` […,C] times `kernel` [C,D].
-
-    It is made for `nnx.Linear(dot_general=dot_general)` on maps. The arguments are as in `jax.lax.dot_general`.
-    """
+    """Return `x` […,C] times `kernel` [C,D], for `nnx.Linear(dot_general=…)` on maps; see `jax.lax.dot_general`."""
     general = partial(lax.dot_general, dimension_numbers=dimension_numbers, **options)
     return _compute("dot_general", general, x, kernel, precision=precision)
 

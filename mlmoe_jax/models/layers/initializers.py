@@ -29,10 +29,7 @@ def torch_linear(inputs: int, outputs: int, **settings: Any) -> nnx.Linear:
 
 
 class Constant:
-    """A read-only array that is part of the structure of a model, not a parameter.
-
-    It is hashed and compared by content, because static parts of a module must be hashable.
-    """
+    """A read-only array in the structure of a model, no parameter. Static parts must be hashable: by content here."""
 
     def __init__(self, array: np.ndarray):
         self.value = np.array(array, order="C")

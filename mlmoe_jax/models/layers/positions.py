@@ -33,14 +33,8 @@ def resampling_weights(
 
     Output i samples the source at (i + 0.5)/scale − 0.5. Without antialiasing there are four taps, and taps beyond the
     border repeat the border. With antialiasing, the kernel is widened if the grid shrinks, taps beyond the border are
-    dropped, and all other taps are rescaled to sum to 1.
-
-    Args:
-      source: number of source samples.
-      target: number of outputs.
-      scale: target/source by default; another scale gives the result of `interpolate(scale_factor=scale)`.
-      antialias: whether to use the antialiased kernel described above.
-      kernel: CUBIC or LINEAR.
+    dropped, and all other taps are rescaled to sum to 1. `scale` is target/source by default; another gives the result
+    of `interpolate(scale_factor=scale)`. `kernel` is CUBIC or LINEAR.
     """
     scale = scale or target / source
     center = (np.arange(target) + 0.5) / scale - 0.5
@@ -59,11 +53,10 @@ def resampling_weights(
 def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endpoint: bool = True) -> np.ndarray:
     """Return the sine positions of a square grid, f32[1,side·side,width].
 
-    The channels are sin(column), cos(column), sin(row) and cos(row), each at width/4 frequencies.
-
-    The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
-    (2022). Without `endpoint`, the last frequency is left out, as in the table of MAE. MoCo v3 has the table of MAE
-    with rows and columns exchanged. `width` is a multiple of 4.
+    The channels are sin(column), cos(column), sin(row) and cos(row), each at width/4 frequencies from 1 to
+    1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines" (2022). Without `endpoint`, the
+    last frequency is left out, as in the table of MAE. MoCo v3 has the table of MAE with rows and columns exchanged.
+    `width` is a multiple of 4.
     """
     frequency = temperature ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
@@ -72,9 +65,9 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
 
 
 def sequence_positions(length: int, width: int, temperature: float = 10_000.0) -> np.ndarray:
-    """Return the sine positions of a sequence, f32[length,width]: sin and cos, each at width/2 frequencies.
+    """Return the sine positions of a sequence, f32[length,width], as in tensor2tensor; `width` is even.
 
-    The frequencies fall from 1 to 1/temperature, as in tensor2tensor. `width` is even.
+    They are sin and cos, each at width/2 frequencies that fall from 1 to 1/temperature.
     """
     angles = np.arange(length)[:, None] * temperature ** -np.linspace(0, 1, width // 2)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
@@ -85,8 +78,8 @@ def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
 
     For any size of the grid, each axis spans −1 … 1, and the position of a patch is its center. The first half of the
     angles belongs to the row, the second half to the column. The angle at a position for frequency j = 0 … width/4 − 1
-    is 2π·position·base^(−4j/width) (DINOv3,
-    sec. 3.2; numbers from the authors' code). `width`, the width of an attention head, is a multiple of 4.
+    is 2π·position·base^(−4j/width) (DINOv3, sec. 3.2; numbers from the authors' code). `width`, of an attention head,
+    is a multiple of 4.
     """
     frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.meshgrid(*map(_centers, grid), indexing="ij"))
@@ -119,14 +112,12 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
 def resample_positions(
     table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False, kernel: str = CUBIC
 ) -> jax.Array:
-    """Return a square position table, resampled to another grid: f32[1,rows·columns,D].
+    """Return a square position table [1,S·S,D], resampled to `grid` = (rows, columns): f32[1,rows·columns,D].
 
-    The computation is in float32 for every type of the table. If `grid` is the grid of the table, (S, S), the table is
-    returned unchanged, for all values of `offset`, `antialias` and `kernel`.
+    The computation is in float32 for every type of the table. If `grid` is (S, S), the table is returned unchanged, for
+    all values of `offset`, `antialias` and `kernel`.
 
     Args:
-      table: the position table [1,S·S,D].
-      grid: (rows, columns).
       offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
         with 0.1, which shifts the sampling positions by up to a quarter of a cell. 0 is plain resampling.
       antialias: see `resampling_weights`; for DINOv2 with registers, and TIPSv2.

@@ -11,18 +11,14 @@ MIN_RECOMPUTED = 2**16  # values per image
 
 
 def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
-    """Return `residual` [B,…] unchanged, but with a dependency on `slope`, a value of the backward pass.
+    """Return `residual` [B,…] unchanged, but with a dependency on `slope` [B,…], a value of the backward pass.
 
     XLA can then compute arrays from the result only in the backward pass. Without the dependency, XLA detects that the
-    forward pass computes equal arrays, and stores these arrays for the backward pass. The
-    CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
-    this function. Compiled for a TPU, it needs less memory. Arrays with fewer than
-    MIN_RECOMPUTED values per image are left to XLA, because a narrow ViT has enough memory and would lose time. Where
-    the first slope of an image is not finite, its values are NaN, and the gradient is not finite in any case.
-
-    Args:
-      residual: an array of the forward pass.
-      slope: an array of the backward pass with an equal shape.
+    forward pass computes equal arrays, and stores these. The CPU compiler of JAX 0.10 removes
+    `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without this function. Compiled for a
+    TPU, it needs less memory. Arrays with fewer than MIN_RECOMPUTED values per image are left to XLA, because a narrow
+    ViT has enough memory and would lose time. Where the first slope of an image is not finite, its values are NaN, and
+    the gradient is not finite in any case.
     """
     if residual.size < MIN_RECOMPUTED * residual.shape[0]:
         return residual
@@ -31,9 +27,9 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
 
 
 def dependent_zero(x: jax.Array) -> jax.Array:
-    """Return 0 as an array [] that XLA can compute only after `x`, also if `x` is not finite.
+    """Return 0 as an array [] that XLA can compute only after `x`, finite or not, and what follows from it as well.
 
-    What is computed from it then comes after `x` too. Otherwise XLA may compute it earlier and store it.
+    Otherwise XLA may compute that earlier and store it.
     """
     return jnp.fmin(jnp.abs(x[(0,) * x.ndim]), 0)
 
@@ -54,9 +50,9 @@ rectify_by_result.defvjp(_rectify_forward, lambda result, slope: (jnp.where(resu
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """Return x·Φ(x) with the exact Φ, computed in float32. Only reverse-mode differentiation is possible.
+    """Return x·Φ(x) with the exact Φ, in float32. Only reverse-mode differentiation is possible; it stores only x.
 
-    Only x is stored for the backward pass. `jax.nn.gelu` stores parts of Φ and of its slope, each as large as x.
+    `jax.nn.gelu` stores parts of Φ and of its slope, each as large as x.
     """
     x32 = x.astype(jnp.float32)
     return (x32 * _normal_cdf(x32)).astype(x.dtype)

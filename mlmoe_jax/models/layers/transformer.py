@@ -47,10 +47,9 @@ class Mlp(nnx.Module):
 
 
 def swiglu(x: jax.Array) -> jax.Array:
-    """Return silu(gate)·value for the halves gate and value of `x` […,2H] (Shazeer, "GLU variants improve transformer",
-    2020).
+    """Return silu(gate)·value for the halves gate and value of `x` […,2H], as in the files of DINOv2 giant.
 
-    One layer computes both, with the gate in its first columns, as in the files of DINOv2 giant.
+    Shazeer, "GLU variants improve transformer", 2020. One layer computes both, with the gate in its first columns.
     """
     gate, value = jnp.split(x, 2, axis=-1)
     return jax.nn.silu(gate) * value
@@ -79,20 +78,9 @@ class LayerScale(nnx.Module):
 class Block(nnx.Module):
     """A pre-norm transformer block: x + s1·Attention(LN x), then x + s2·MLP(LN x).
 
-    LN is LayerNorm. s1 and s2 are LayerScales, which exist only if `layer_scale` is not None.
-
-    LayerNorm, softmax, LayerScale and the residual stream are always float32.
-
-    Args:
-      width: D.
-      heads: number of attention heads.
-      hidden: hidden width of the MLP.
-      mlp: a key of `MLPS`.
-      eps: epsilon of LayerNorm.
-      layer_scale: initial value of the scales; None = no scales.
-      key_bias: see FusedProjection.
-      dtype: type of the matmuls and of their inputs and outputs (queries, keys, values, attention output, MLP).
-      rngs: for the weights.
+    The LayerScales s1 and s2 start with `layer_scale`; without it, there are none. LayerNorm, softmax, LayerScale and
+    the residual stream are always float32. `dtype` is the type of the matmuls and of their inputs and outputs (queries,
+    keys, values, attention output, MLP). `mlp` is a key of MLPS.
     """
 
     def __init__(

@@ -9,10 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
-from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.published import on_hub
 from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
 from mlmoe_jax.models.text.tower import TextShape, TextTower
@@ -21,9 +19,7 @@ from mlmoe_jax.models.text.tower import TextShape, TextTower
 class ClipText(TextTower):
     """CLIP's text tower; see TextTower."""
 
-    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        super().__init__(shape, dtype=dtype, rngs=rngs)
-        self.proj = nnx.Linear(shape.width, shape.output, use_bias=False, dtype=dtype, rngs=rngs)
+    projection_bias = False
 
     def mask(self, valid: jax.Array) -> np.ndarray:
         """Return bool[t,t], True for a token and those before it. Padding comes last, so no token of a text sees it."""

@@ -10,41 +10,26 @@ from mlmoe_jax.models.text.tower import TextShape
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """What a family does with a text before its tower reads it.
+    """What a family does with a text before its tower reads it."""
 
-    Attributes:
-      padding: the token that fills a row after its text.
-      start: the token before a text; empty = none.
-      end: the token after a text, which a text that is too long keeps; empty = none.
-      fixed: whether every row is filled up to the length of the tower, which was trained to read padding. If not, rows
-        are as long as the longest text.
-      text: a key of `pretrained.tokenizers.TEXTS`, how the text is changed first.
-    """
-
-    padding: str
-    start: str = ""
-    end: str = ""
+    padding: str  # the token that fills a row after its text
+    start: str = ""  # the token before a text; empty = none
+    end: str = ""  # the token after a text, which a text that is too long keeps; empty = none
+    # Whether every row is filled up to the length of the tower, which was trained to read padding. If not, rows are as
+    # long as the longest text.
     fixed: bool = False
-    text: str = "unchanged"
+    text: str = "unchanged"  # a key of `pretrained.tokenizers.TEXTS`, how the text is changed first
 
 
 @dataclass(frozen=True)
 class TextEntry:
-    """The text tower that belongs to a backbone of the catalog.
-
-    Attributes:
-      shape: the architecture.
-      weights: the published weights. For CLIP and SigLIP 2, they are in the file of the backbone.
-      tokenizer: the file of the tokenizer.
-      format: what happens to a text and to its tokens.
-      templates: the default prompts, with {} for the name of a label.
-      contrast: True if the towers were trained with a softmax over prompts, so that only differences between the
-        similarities of prompts have a meaning. False if they were trained with a sigmoid per prompt.
-    """
+    """The text tower that belongs to a backbone of the catalog."""
 
     shape: TextShape
-    weights: PublishedFile
+    weights: PublishedFile  # the published weights. For CLIP and SigLIP 2, they are in the file of the backbone.
     tokenizer: PublishedFile
-    format: TokenFormat
-    templates: tuple[str, ...]
+    format: TokenFormat  # what happens to a text and to its tokens
+    templates: tuple[str, ...]  # the default prompts, with {} for the name of a label
+    # True if the towers were trained with a softmax over prompts, so that only differences between the similarities of
+    # prompts have a meaning. False if they were trained with a sigmoid per prompt.
     contrast: bool

@@ -7,10 +7,8 @@ padding for most texts, after a linear layer.
 from __future__ import annotations
 
 import jax
-from flax import nnx
 
 from mlmoe_jax.models.backbones.vit_entries import VITS
-from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.published import on_hub
 from mlmoe_jax.models.text.entry import TextEntry, TokenFormat
 from mlmoe_jax.models.text.tower import TextShape, TextTower
@@ -20,20 +18,14 @@ class SiglipText(TextTower):
     """SigLIP's text tower; see TextTower. The tokens must be padded to the length of the shape, as in training."""
 
     has_bias = True
-
-    def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        super().__init__(shape, dtype=dtype, rngs=rngs)
-        self.proj = nnx.Linear(shape.width, shape.output, dtype=dtype, rngs=rngs)
+    projection_bias = True
 
     def mask(self, valid: jax.Array) -> None:
         """Return None: every token attends to every other, also to padding, on which the towers were trained."""
         return None
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return the output at the last token, padding or not, after the linear layer.
-
-        Raises ValueError if the tokens are not padded to the length of the shape.
-        """
+        """Return the output at the last token, after the linear layer. ValueError without padding to the length."""
         if tokens.shape[1] != self.shape.length:
             raise ValueError(f"SigLIP reads {self.shape.length} tokens with padding, not {tokens.shape[1]}")
         return self.proj(tokens[:, -1])

@@ -18,61 +18,31 @@ TOKEN_TABLE = "token_embed"  # the parameter f32[V,D], a row per token of the vo
 
 @dataclass(frozen=True)
 class TextShape:
-    """The architecture of a text tower.
-
-    Attributes:
-      tower: the class of the tower.
-      width: D.
-      depth: number of blocks.
-      heads: number of attention heads.
-      hidden: hidden width of the MLPs.
-      length: the most tokens of a text, start, end and padding included.
-      vocabulary: V, the number of rows of the table of tokens.
-      mlp: a key of layers.transformer.MLPS.
-      eps: epsilon of LayerNorm.
-      output: E, the width of the vectors of texts.
-      image_width: W, the width of the feature of the backbone, which is projected to E; None: it is compared as it is.
-    """
+    """The architecture of a text tower."""
 
     tower: type[TextTower]
-    width: int
+    width: int  # D
     depth: int
     heads: int
-    hidden: int
-    length: int
-    vocabulary: int
-    mlp: str
-    eps: float
-    output: int
+    hidden: int  # hidden width of the MLPs
+    length: int  # the most tokens of a text, start, end and padding included
+    vocabulary: int  # V, the number of rows of the table of tokens
+    mlp: str  # a key of layers.transformer.MLPS
+    eps: float  # epsilon of LayerNorm
+    output: int  # E, the width of the vectors of texts
+    # W, the width of the feature of the backbone, which is projected to E; None: it is compared as it is
     image_width: int | None = None
 
     def build(self, *, dtype: Dtype = None, rngs: nnx.Rngs) -> TextTower:
         """Build the tower with random weights."""
         return self.tower(self, dtype=dtype, rngs=rngs)
 
-    def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
-        """Build one block with random weights."""
-        return Block(
-            self.width,
-            self.heads,
-            self.hidden,
-            mlp=self.mlp,
-            eps=self.eps,
-            layer_scale=None,
-            dtype=dtype,
-            rngs=rngs,
-        )
-
 
 class Similarity(nnx.Module):
     """The parameters with which a family compares an image with a text: scale · cos(P·image, text) + bias.
 
-    They belong to neither tower, and are stored beside both.
-
-    Args:
-      bias: whether there is a bias. If not, it is 0.
-      projection: (W, E), the shape of P, from the pooled feature of the backbone to the vectors of texts. None: the
-        feature is compared as it is.
+    They belong to neither tower, and are stored beside both. P of the shape `projection` (W, E) maps the pooled feature
+    of the backbone to the vectors of texts; None: the feature is compared as it is. Without `bias`, it is 0.
     """
 
     def __init__(self, *, bias: bool, projection: tuple[int, int] | None = None):
@@ -82,15 +52,10 @@ class Similarity(nnx.Module):
 
 
 class TextTower(nnx.Module):
-    """A transformer over the tokens of a text. A family says which tokens see one another, and which become the vector.
-
-    Args:
-      shape: the architecture.
-      dtype: type of the matmuls and of their inputs and outputs inside a block; None = float32.
-      rngs: for the weights.
-    """
+    """A transformer over the tokens of a text. A family says which tokens see one another, and which are pooled."""
 
     has_bias = False  # of similarities
+    projection_bias: bool | None = None  # of the last layer; None = there is none
 
     def __init__(self, shape: TextShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.shape = shape
@@ -99,15 +64,17 @@ class TextTower(nnx.Module):
         normal = nnx.initializers.truncated_normal(0.02)
         self.token_embed = nnx.Param(normal(rngs.params(), (shape.vocabulary, shape.width)))
         self.pos_embed = nnx.Param(normal(rngs.params(), (shape.length, shape.width)))
-        self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
+        options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": None, "dtype": dtype, "rngs": rngs}
+        self.blocks = nnx.List(Block(shape.width, shape.heads, shape.hidden, **options) for _ in range(shape.depth))
         self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
+        if self.projection_bias is not None:
+            settings = {"use_bias": self.projection_bias, "dtype": dtype, "rngs": rngs}
+            self.proj = nnx.Linear(shape.width, shape.output, **settings)
 
     def __call__(self, tokens: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return a vector f32[n,E] per text. It is not normalized.
+        """Return a vector f32[n,E] per text, not normalized, for rows i32[n,t] of the table of tokens.
 
-        Args:
-          tokens: i32[n,t], rows of the table of tokens; t is at most the length of the shape.
-          valid: bool[n,t], False for padding.
+        t is at most the length of the shape; `valid` is bool[n,t], False for padding.
         """
         embedded = self.embed(tokens, valid)
         mask = self.mask(valid)

@@ -30,12 +30,7 @@ KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
 
 def require_only_classifier(trainable: Collection[str], profile: Window | None) -> None:
-    """Raise UserError unless exactly the parameters of a linear classifier are trainable and profiling is off.
-
-    Args:
-      trainable: the paths of the trainable parameters.
-      profile: the training steps to profile; None: profiling is off.
-    """
+    """Raise UserError unless the paths of a linear classifier are the trainable ones, and profiling is off."""
     if other := sorted({KERNEL, BIAS} ^ set(trainable)):
         raise UserError(
             f"train.fit=logistic trains the linear classifier and nothing else, but config.trainable differs "
@@ -50,12 +45,9 @@ def fit_classifier(
 ) -> SplitScores:
     """Fit the classifier, save it as a checkpoint, and return cross-validated scores of the training images.
 
-    If the run is finished, nothing is fitted, and the stored scores are returned. Otherwise the fitted values become
-    the values of `selection`. Every process computes the whole fit. With vectors of the label names, it is drawn
-    towards the classifiers that they give.
-
-    Returns:
-      The score of each training image by the model that was fitted without the fold of the image.
+    The score of an image is by the model that was fitted without its fold. If the run is finished, nothing is fitted,
+    and the stored scores are returned. Otherwise the fitted values become the values of `selection`. Every process
+    computes the whole fit. With vectors of the label names, it is drawn towards the classifiers that they give.
     """
     if int(state.step) and training_finished(experiment.folder):
         return StoredRun(experiment.folder).split(OUT_OF_FOLD)

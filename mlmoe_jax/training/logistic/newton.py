@@ -41,19 +41,14 @@ def solve(
 
         C · Σ_i log(1 + exp(−y_i (w·x_i + b + o_i))) + |w|²/2,    y_i = ±1,
 
-    where w and b are the weights and the bias, C is the inverse strength of the penalty, and x_i, y_i and o_i are the
-    features, the label and the offset of image i. The sum is over the images whose label k is known and that are not in
-    fold f. If these images are all positive or all negative, the weights and the bias keep their start values.
+    where C is `penalty`, and x_i, y_i and o_i are the features, the label and the offset of image i. The sum is over
+    the images whose label k is known and that are not in fold f. If these images are all positive or all negative, the
+    weights w and the bias b keep their start values.
 
     Args:
       values: x, the features on their principal axes, see `penalty_search.rotate`.
       label: 1 for positive labels, otherwise 0.
       known: 1 for known labels, otherwise 0.
-      fold: the fold of each image.
-      penalty: C.
-      offsets: o, the logits to which w·x + b is added.
-      weights: start values of w.
-      biases: start values of b.
       tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most
         tolerance · (1 + |b|).
     """
@@ -80,19 +75,12 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """A batch of P independent binary logistic regressions, one per (label, fit) pair.
+    """A batch of P independent binary logistic regressions, one per (label, fit) pair."""
 
-    Attributes:
-      values: the features on their principal axes, shared by all regressions.
-      target: 1 for positive labels, otherwise 0.
-      counted: 1 for the images that a regression is fitted to, otherwise 0.
-      penalty: C, the factor of the log loss in the objective of `solve`.
-    """
-
-    values: Float[Array, "n r"]
-    target: PerImage
-    counted: PerImage
-    penalty: Scalar
+    values: Float[Array, "n r"]  # the features on their principal axes, shared by all regressions
+    target: PerImage  # 1 for positive labels, otherwise 0
+    counted: PerImage  # 1 for the images that a regression is fitted to, otherwise 0
+    penalty: Scalar  # C, the factor of the log loss in the objective of `solve`
 
     def are_constant(self) -> Flags:
         """Return which regressions have only positive images, only negative images, or none."""
@@ -108,10 +96,7 @@ class _Problem(NamedTuple):
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
     def derivatives(self, point: _Step, margins: PerImage) -> tuple[_Step, PerImage]:
-        """Return the gradients of the objectives, and the curvatures of the losses.
-
-        The curvature of a loss is its second derivative with respect to the margin.
-        """
+        """Return the gradients of the objectives, and the second derivatives of the losses by the margin."""
         shares = jax.nn.sigmoid(margins)
         gradient = self.transpose(self.penalty * self.counted * (shares - self.target))
         gradient = _Step(gradient.weights + point.weights, gradient.biases)
@@ -125,11 +110,7 @@ class _Problem(NamedTuple):
 def _newton(problem: _Problem, point: _Step, offsets: PerImage, tolerance: Scalar) -> _Step:
     """Minimize the objectives of all regressions that are not constant, and return the weights and biases.
 
-    Args:
-      problem: the regressions.
-      point: the start.
-      offsets: o, as in `solve`; they change margins by a constant, and no other term.
-      tolerance: as in `solve`.
+    The `offsets` of `solve` change margins by a constant, and no other term.
     """
 
     def continues(state) -> Bool[Array, ""]:
@@ -157,19 +138,13 @@ class _NewtonSystem(NamedTuple):
 
     The bias is not penalized, so its diagonal entry of H can vanish where all margins are large. It is raised to at
     least |g|/4, where g is the entry of the bias in the gradient.
-
-    Attributes:
-      problem: the regressions.
-      curvature: the second derivative of each image's loss with respect to its margin.
-      diagonal: an approximate diagonal of H, which preconditions the solver. It is exact if all images have equal
-        curvatures.
-      added: the number added to the diagonal entry of the bias to reach its lower bound.
     """
 
     problem: _Problem
-    curvature: PerImage
+    curvature: PerImage  # the second derivative of each image's loss with respect to its margin
+    # An approximate diagonal of H, which preconditions the solver. It is exact if all images have equal curvatures.
     diagonal: _Step
-    added: PerColumn
+    added: PerColumn  # the number added to the diagonal entry of the bias to reach its lower bound
 
     @classmethod
     def of(cls, problem: _Problem, curvature: PerImage, gradient: _Step) -> _NewtonSystem:
@@ -190,8 +165,7 @@ class _NewtonSystem(NamedTuple):
 def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Flags) -> _Step:
     """Return approximate Newton directions −H⁻¹g by preconditioned conjugate gradients.
 
-    The iteration ends when each regression has `converged` or has a small residual (RESIDUAL), or after CONJUGATE
-    steps.
+    The iteration ends when each regression has `converged` or has a residual below RESIDUAL, or after CONJUGATE steps.
     """
     zero = jax.tree.map(jnp.zeros_like, gradient)
 
@@ -225,13 +199,7 @@ def _line_search(
 ) -> PerColumn:
     """Return the largest step size of 1, 1/2, 1/4, … that decreases each objective enough (Armijo); 0 if none does.
 
-    Args:
-      problem: the regressions.
-      point: the weights and biases before the step.
-      direction: the Newton directions.
-      margins: the margins at `point`.
-      change: the change of the margins for step size 1.
-      slope: the directional derivative of each objective at `point`.
+    `margins` are those at `point`, `change` their change for step size 1, and `slope` the directional derivatives.
     """
     norm = (point.weights * point.weights).sum(axis=0)
     mixed = (point.weights * direction.weights).sum(axis=0)

@@ -44,12 +44,7 @@ NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 feat
 
 
 class Origin(NamedTuple):
-    """The linear classifiers of K labels on D features towards which a fit is drawn: w₀ and b₀.
-
-    Attributes:
-      kernel: the weights.
-      bias: the biases.
-    """
+    """The linear classifiers of K labels on D features towards which a fit is drawn: w₀ and b₀."""
 
     kernel: Float[np.ndarray, "d k"]
     bias: Float[np.ndarray, " k"]
@@ -68,23 +63,15 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class LogisticFit:
-    """Linear classifiers of K labels on D features.
-
-    Attributes:
-      kernel: the weights.
-      bias: the biases.
-      held_out_logits: the logits of each training image, by the classifiers that were fitted without its fold.
-      penalty: the selected C, which has the lowest loss in `losses`.
-      losses: C -> mean log loss of the held-out logits, in nats.
-      origin: the classifiers towards which these are drawn.
-    """
+    """Linear classifiers of K labels on D features."""
 
     kernel: Float[np.ndarray, "d k"]
     bias: Float[np.ndarray, " k"]
+    # The logits of each training image, by the classifiers that were fitted without its fold
     held_out_logits: Float[np.ndarray, "n k"]
-    penalty: float
-    losses: dict[float, float]
-    origin: Origin
+    penalty: float  # the selected C, which has the lowest loss in `losses`
+    losses: dict[float, float]  # C -> mean log loss of the held-out logits, in nats
+    origin: Origin  # the classifiers towards which these are drawn
 
     @property
     def held_out_scores(self) -> Float[np.ndarray, "n k"]:
@@ -107,10 +94,7 @@ def fit_logistic(
     keeps the weights and the bias of its origin instead.
 
     Args:
-      features: one row per image.
-      codes: label codes, as in `data.label_codes.targets`.
-      difficult: treatment of difficult labels, as in `data.label_codes.targets`.
-      seed: seed of the folds.
+      codes: label codes, as `difficult`, in `data.label_codes.targets`.
       units: the unit of each image, as in `assign_folds`; the images of a unit are in one fold.
       origin: classifiers towards which the fit is drawn if that lowers the loss; None = 0.
 
@@ -148,17 +132,11 @@ def _fit_from(origin: Origin, search: PenaltySearch, rotation: Rotation) -> Logi
 # ------------------------------------------------------------------------------------------------------------ rotation
 @dataclass(frozen=True)
 class Rotation:
-    """Features x in principal coordinates: x = mean + axes · values.
+    """Features x in principal coordinates: x = mean + axes · values."""
 
-    Attributes:
-      mean: the mean of the features.
-      axes: orthonormal principal axes, one per column.
-      values: the coordinates of each image on the axes.
-    """
-
-    mean: Float[np.ndarray, " d"]
-    axes: Float[np.ndarray, "d r"]
-    values: Float[np.ndarray, "n r"]
+    mean: Float[np.ndarray, " d"]  # the mean of the features
+    axes: Float[np.ndarray, "d r"]  # orthonormal principal axes, one per column
+    values: Float[np.ndarray, "n r"]  # the coordinates of each image on the axes
 
 
 def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
@@ -184,35 +162,22 @@ class PenaltyFit:
     """The logistic regressions of all labels for one penalty, with F fits per label.
 
     Fit f < F − 1 is on the images outside fold f. The last fit is on all images.
-
-    Attributes:
-      penalty: C.
-      weights: the weights of each label and fit.
-      biases: the bias of each label and fit.
     """
 
-    penalty: float
+    penalty: float  # C
     weights: Float[np.ndarray, "r k f"]
     biases: Float[np.ndarray, "k f"]
 
 
 @dataclass(frozen=True)
 class PenaltySearch:
-    """A search for the penalty C by cross-validation.
+    """A search for the penalty C by cross-validation."""
 
-    Attributes:
-      values: the features of N images on their principal axes.
-      label: 1 for positive labels, otherwise 0.
-      known: 1 for known labels, otherwise 0.
-      fold: the fold of each image.
-      offsets: the logits of the origin of the weights.
-    """
-
-    values: Float[np.ndarray, "n r"]
-    label: Float[np.ndarray, "n k"]
-    known: Float[np.ndarray, "n k"]
+    values: Float[np.ndarray, "n r"]  # the features of N images on their principal axes
+    label: Float[np.ndarray, "n k"]  # 1 for positive labels, otherwise 0
+    known: Float[np.ndarray, "n k"]  # 1 for known labels, otherwise 0
     fold: Int[np.ndarray, " n"]
-    offsets: Float[np.ndarray, "n k"]
+    offsets: Float[np.ndarray, "n k"]  # the logits of the origin of the weights
 
     @property
     def fits(self) -> int:
@@ -262,11 +227,8 @@ class PenaltySearch:
     def _walk(self, fit: PenaltyFit, factor: float, best: PenaltyFit, losses: dict[float, float]) -> PenaltyFit:
         """Multiply C by `factor` until PATIENCE values in a row have not lowered the loss; return the best solution.
 
-        Args:
-          fit: the solution for the current C.
-          factor: the ratio of consecutive values of C.
-          best: the best solution so far.
-          losses: C -> loss; the losses of new values are added.
+        `fit` is the solution for the current C, and `best` the best so far. The losses of new values are added to
+        `losses`.
         """
         waited = 0
         while waited < PATIENCE:
@@ -281,12 +243,8 @@ class PenaltySearch:
         return best
 
     def solve(self, penalty: float, start: PenaltyFit, tolerance: float) -> PenaltyFit:
-        """Return the solution for one C. Labels are solved in blocks, to limit memory.
-
-        Args:
-          penalty: C.
-          start: the solution from which the search starts.
-          tolerance: as in `newton.solve`.
+        """Return the solution for one C, from `start`, to the tolerance of `newton.solve`. Blocks of labels limit the
+        memory.
         """
         labels = self.label.shape[1]
         size = min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))

@@ -33,10 +33,7 @@ def convolve_depthwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
-    """Return a depthwise convolution, computed in float32.
-
-    It is a sum over the positions of the kernel. Each term is the shifted image times the weight at this position.
-    """
+    """Return a depthwise convolution in float32: a sum of the shifted image times each weight of the kernel."""
     weights = kernel.astype(jnp.float32)
     padded = pad_maps(x, 0.0, pads).astype(jnp.float32)
     size = measure_result(x, kernel.shape[:2], strides, pads)
@@ -84,10 +81,9 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangent
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangent: jax.Array):
-    """Return the gradient with respect to the kernel.
+    """Return the gradient with respect to the kernel: the sums for all of its positions, a tile of the map at a time.
 
-    The sums for all positions of the kernel are computed together, for a tile of the map at a time, which is faster
-    than a sum for each position, row by row.
+    This is faster than a sum for each position, row by row.
     """
     window, size, strides = kernel.shape[:2], cotangent.shape[1:3], how.strides
     padded = pad_maps(x, 0.0, how.pads).astype(jnp.float32)

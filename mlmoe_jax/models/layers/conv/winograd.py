@@ -23,17 +23,11 @@ SIZE = 3  # rows and columns of a kernel
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transforms:
-    """The matrices of the algorithm for one size of tiles.
+    """The matrices of the algorithm for one size of tiles."""
 
-    Attributes:
-      image: Bᵀ, of what a tile reads.
-      kernel: G.
-      result: Aᵀ, with a row for each row of a tile.
-    """
-
-    image: np.ndarray
-    kernel: np.ndarray
-    result: np.ndarray
+    image: np.ndarray  # Bᵀ, of what a tile reads
+    kernel: np.ndarray  # G
+    result: np.ndarray  # Aᵀ, with a row for each row of a tile
 
     @property
     def tile(self) -> int:
@@ -97,20 +91,14 @@ convolve_tiles.defvjp(_forward, _backward)
 
 
 def _transform_kernel(kernel: jax.Array, matrix: np.ndarray, precision, *, before: jax.Array) -> jax.Array:
-    """Return G g Gᵀ for the matrix G, computed after `before`.
-
-    XLA would transform the kernels of all layers at once, and they would stay in memory.
-    """
+    """Return G g Gᵀ, computed after `before`. XLA would transform, and store, the kernels of all layers at once."""
     return _transform(matrix, kernel, precision, dependent_zero(before))
 
 
 def _convolve(
     x: jax.Array, weights: jax.Array, transforms: Transforms, pads: Pads, precision, *, channels: int
 ) -> jax.Array:
-    """Return the convolution of `x` with a transformed kernel [n,n,C,D].
-
-    `channels` is the axis of [n·n,C,D] that is summed with the last axis of `x`.
-    """
+    """Return the convolution of `x` with a transformed kernel, of whose [n·n,C,D] `channels` is the summed axis."""
     rows, columns = counts = _count_tiles(x, transforms, pads)
     images = _transform_image(x, transforms, pads, counts)
     weights = weights.reshape(-1, *weights.shape[2:])
