@@ -38,13 +38,9 @@ class NamesOrigin(Origin):
         return label_space_of(self.known or vectors_for(self.config))
 
     def predictor(self, *, ranked: bool = True) -> Predictor:
-        """Return the predictor of the names.
+        """Return the predictor. If `ranked`, it assigns labels by `inference.ranks`, otherwise by `eval.threshold`.
 
-        Args:
-          ranked: whether labels are assigned by their ranks, see `inference.ranks`. If not, by `eval.threshold`.
-
-        Raises:
-          UserError: the names cannot be encoded, or the vectors do not belong to the backbone.
+        Raises UserError if the names cannot be encoded, or the vectors do not belong to the backbone.
         """
         config = self.config
         mesh, space, preprocess = setup_jax(config, training=False), self.label_space, preprocess_for(config)
@@ -66,15 +62,10 @@ class NamesOrigin(Origin):
 
 
 def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> NamesOrigin:
-    """Return the origin of a model of label names. A list of names is not encoded yet.
+    """Return the origin of a model of label names, from a `file` of their vectors or a list, which is not encoded yet.
 
-    Args:
-      file: the vectors of the names, or a list of names.
-      backbone: the name of the backbone; may be "" for vectors, which have it.
-      overrides: further config keys, which a prediction reads.
-
-    Raises:
-      UserError: the file is a list and `backbone` is "", the vectors are of another backbone, or a key has no effect.
+    `backbone` may be "" for vectors, which have its name. `overrides` are further config keys, which a prediction
+    reads. Raises UserError if a list has no backbone, the vectors are of another backbone, or a key has no effect.
     """
     known = read_name_vectors(file) if is_vectors_file(file) else None
     made_for = known.backbone if known else backbone

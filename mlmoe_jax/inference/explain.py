@@ -91,10 +91,7 @@ def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the Q = `count` names of the queries of an attention map, for display.
-
-    `kind` is its key in `Prediction.attention`, and `groups` the result of `list_prompts`.
-    """
+    """Return the `count` names of the queries of `Prediction.attention[kind]`; `groups` are from `list_prompts`."""
     if kind == LABELS:
         return labels
     if kind != PROMPTS:
@@ -108,10 +105,9 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
     """Choose at most `count` images that cover as many labels as possible, and return their rows i64[S], sorted.
 
-    A label is covered if a chosen image has it. Each iteration chooses the image with the most uncovered positive
-    labels by its codes i8[N,K]. Of images with equal numbers, the first is chosen. If no remaining image has an
-    uncovered label, all labels become uncovered again. Images without positive labels are chosen last. The choice is
-    deterministic.
+    Each iteration chooses the first image with the most uncovered positive labels by its codes i8[N,K]; they are then
+    covered. If no remaining image has an uncovered label, all labels become uncovered again. Images without positive
+    labels are chosen last. The choice is deterministic.
     """
     positive = codes == POSITIVE
     samples, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
@@ -130,10 +126,7 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Explained(NamedTuple):
-    """Model inputs, scores, gates and attention maps of S images of a split.
-
-    `arrays` has `gates/NAME` and `attention/NAME`, and `grid` is (rows, columns) of the patches.
-    """
+    """S explained images. `arrays` has `gates/NAME` and `attention/NAME`; `grid` is (rows, columns) of patches."""
 
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input
@@ -172,10 +165,7 @@ def explain_images(run: Run, split: Split) -> Explained:
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a result of `make_explain_step` that are copied from the device to the host.
-
-    They are `mask`, `grid`, and `arrays`: `gates/NAME`, `attention/NAME`, `rows`, `images` and `scores`.
-    """
+    """Return the mask, the grid and the arrays of a result, which are copied from the device to the host."""
     prediction = output["prediction"]
     arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
     arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}
@@ -186,9 +176,8 @@ def _transferred(output: dict[str, Any]) -> dict[str, Any]:
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split, and write them to `samples/` in the run folder.
 
-    If there are so many labels that the arrays have more than UNPACKED_BYTES, fewer images are kept. Existing samples
-    are replaced. All processes must call this function. Only the first process writes. Raises UserError if no image can
-    be read.
+    If the arrays of so many labels have more than UNPACKED_BYTES, fewer images are kept. Existing samples are replaced.
+    All processes must call this function; the first one writes. Raises UserError if no image can be read.
     """
     samples = split.take(choose_samples(split.labels, count), split.name)
     explained = explain_images(run, samples)

@@ -65,8 +65,8 @@ class FeatureExtractor:
     def batches(self, split: Split) -> Iterator[Arrays]:
         """Yield the features of all images of a split, batch by batch, in the order of the split.
 
-        A batch of n images has an array [n,…] per feature, and `mask` f32[n]. If `data.bad_images` is "skip", images
-        that cannot be read have `mask` 0.
+        A batch of n images has an array [n,…] per feature, and `mask` f32[n], which is 0 for images that cannot be read
+        if `data.bad_images` is "skip".
         """
         size = self.batch_size
         loader = build_loader(self.config.data, split, batch_size=size, labels=False)

@@ -53,10 +53,7 @@ class MixedImages(Images):
         return os.fspath(image) if isinstance(image, PathLike) else f"image {row}"
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Open image `row` as a Pillow image, or as the array that it is.
-
-        Raises BadImage if the image cannot be read, or has another type or shape.
-        """
+        """Open an image as Pillow image or array. BadImage if it cannot be read, or has another type or shape."""
         image, name = self.items[row], self.name(row)
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

@@ -41,15 +41,13 @@ class LabeledImage:
 
     Attributes:
       image: the path of the image. For an image that is not a path: "image N", N is its row number.
-      labels: the predicted labels. By default: the labels whose score reaches their threshold, in the order of the
-        model. With `top_k`: the `top_k` labels with the highest scores, highest first. With `ranks`: the labels of
-        `best_ranked`.
-      scores: label -> probability, for all labels; None if the image could not be read. The probabilities are
-        calibrated if the run has a calibration and `calibration.use` is true. They are consistent with the label tree
-        if `eval.consistent` is true.
+      labels: by default, the labels whose score reaches their threshold, in the order of the model. With `top_k`, the
+        `top_k` labels with the highest scores, highest first. With `ranks`, the labels of `best_ranked`.
+      scores: label -> probability, for all labels; None if the image could not be read. They are calibrated if the run
+        has a calibration and `calibration.use` is true, and consistent with the label tree if `eval.consistent` is
+        true.
       error: the reason why the image could not be read; "" if it was read.
-      gates: name of the gate -> routing weights f32[K,E]; None if they were not requested or the image could not be
-        read.
+      gates: name of the gate -> routing weights f32[K,E]; None if not requested or the image could not be read.
       ranks: label -> rank among the images, for all labels, see `inference.ranks`; None if the predictor does not rank.
     """
 
@@ -102,10 +100,9 @@ class Predictor:
 
         Args:
           workdir: the run folder; or hf:user/name, a model on the Hugging Face Hub; or demo:photographs.
-          overrides: config keys that differ from the run's config. Allowed are keys under `data`, `eval`,
-            `calibration` and `mesh`. `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply"
-            unless it is set here, whatever the run used: training may ignore the EXIF orientation of benchmark
-            images, but photographs from a camera must be upright.
+          overrides: config keys under `data`, `eval`, `calibration` and `mesh` that differ from the run's config.
+            `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply" unless it is set here, whatever
+            the run used: training may ignore the EXIF orientation of benchmark images, but photographs must be upright.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
         """
         folder, pairs = run_folder(workdir), override_pairs(overrides)
@@ -142,11 +139,8 @@ class Predictor:
         """Label one image or a sequence of images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
 
         The keyword arguments are described in `stream`. Return a `LabeledImage` for one image, and a list of them, in
-        the order of the images, for a sequence.
-
-        Raises:
-          UserError: a single image cannot be read (`BadImage`). In a sequence, the result of an unreadable image has
-            an `error` instead.
+        the order of the images, for a sequence. Raises UserError if a single image cannot be read (`BadImage`). In a
+        sequence, the result of an unreadable image has an `error` instead.
         """
         if is_one_image(images):
             (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)
@@ -167,10 +161,10 @@ class Predictor:
         """Return an iterator over the results, in the order of the images. Images are read while the model runs.
 
         Args:
-          images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
+          images: as in `__call__`.
           batch_size: the batch size over all devices, rounded up to a multiple of the number of devices. None = the
-            smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size.
-            All batches have the same size. The last batch is padded. The model is compiled once per batch size.
+            smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size. All
+            batches have the same size. The last batch is padded. The model is compiled once per batch size.
           top_k: the number of labels to assign to each image, by highest score. None = use the thresholds.
           gates: also return the routing weights of the labels.
           task: the name of the bar that shows the progress; "" shows none.
@@ -215,8 +209,7 @@ class Predictor:
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
         """Yield rows int[n], probabilities [n,K] and pooled features f32[n,D] of the n readable images of each batch.
 
-        `batch_size` is over all devices, a multiple of their number. Raises UserError if the model returns non-finite
-        scores.
+        `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
@@ -278,13 +271,10 @@ class Predictor:
         gates: Arrays | None = None,
         ranks: Ranks | None = None,
     ) -> LabeledImage:
-        """Return the prediction for one image, from its logits f32[K].
+        """Return the prediction for one image, from its logits f32[K]; `top_k` as in `stream`.
 
-        Args:
-          top_k: as in `stream`.
-          gates: name of the gate -> routing weights f32[K,E]; None if they were not requested.
-          ranks: the distribution of the logits over all images, to assign labels by their ranks; None: by their
-            scores.
+        `gates` maps the name of a gate to routing weights f32[K,E]; None if not requested. `ranks` is the distribution
+        of the logits over all images, to assign labels by their ranks; None: by their scores.
         """
         scores = self.run.scores(logits)
         rank = ranks(logits) if ranks else None

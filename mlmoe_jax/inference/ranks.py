@@ -40,9 +40,6 @@ class Ranks:
 
 
 def best_ranked(ranks: Float[np.ndarray, " k"], top_k: int | None) -> np.ndarray:
-    """Return the indices of the `top_k` labels of highest ranks, highest first.
-
-    None means the label with the highest rank, and all others of at least LEAST_RANK.
-    """
+    """Return the indices of the `top_k` highest ranks, in order; None = the first, and all of at least LEAST_RANK."""
     order = np.argsort(-ranks, kind="stable")
     return order[: top_k or max(1, np.count_nonzero(ranks >= LEAST_RANK))]

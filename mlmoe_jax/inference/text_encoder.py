@@ -71,11 +71,8 @@ def encode_file(
 ) -> NameVectors:
     """Write the vectors of a list of label names to the file `output`, and return them; see `encode_names`.
 
-    Args:
-      overrides: config keys that the stage `encode` reads.
-
-    Raises:
-      UserError: a key has no effect, the list cannot be read, or `output` cannot be written.
+    `overrides` are config keys that the stage `encode` reads. Raises UserError if a key has no effect, the list cannot
+    be read, or `output` cannot be written.
     """
     pairs = override_pairs(overrides)
     for key in configuration.find_unread([key for key, _ in pairs], ("encode",)):

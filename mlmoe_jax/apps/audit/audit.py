@@ -103,20 +103,13 @@ class Audit:
 
 
 def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
-    """Return (row, label) of all entries of `confidence` that are not nan, in increasing order of confidence.
-
-    Equal confidences keep their order.
-    """
+    """Return (row, label) of entries that are not nan, by increasing confidence; equal ones keep their order."""
     order = np.argsort(confidence, axis=None, kind="stable")[: int((~np.isnan(confidence)).sum())]
     return np.stack(np.unravel_index(order, confidence.shape), axis=1)
 
 
 def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
-    """Return which labels can be judged, bool[K].
-
-    At least MIN_IMAGES images must be positive for the label, and at least MIN_IMAGES images negative. In a split with
-    groups of images, groups count instead of images.
-    """
+    """Return which labels have at least MIN_IMAGES positive and MIN_IMAGES negative images, or groups of images."""
     group = np.unique(split.units, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     firsts = np.unique(group[order], return_index=True)[1]
@@ -167,10 +160,7 @@ def _find_similar(split: Split, config: ConfigDict) -> list[tuple[int, int]]:
 
 
 def _find_together(split: Split) -> list[Pair]:
-    """Return the pairs (a, b) of labels for which nearly all images with label a also have label b.
-
-    A pair is left out if label a implies label b in the label tree.
-    """
+    """Return label pairs (a, b) such that nearly all images with a have b, unless a implies b in the label tree."""
     implied = split.tree.add_implied(np.eye(len(split.classes), dtype=bool))
     pairs = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     return [pair for pair in pairs if not implied[pair.a, pair.b]]
@@ -182,9 +172,6 @@ def fold_units(split: Split) -> str:
 
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
-    """Return the n readable images of a split, and their backbone features f32[n,D].
-
-    `config` is from `probe_config`.
-    """
+    """Return the readable images of a split, and backbone features f32[n,D]; `config` is from `probe_config`."""
     features, read = FeatureExtractor.from_config(config, len(split.classes)).cached(split).features.readable()
     return split.take(np.flatnonzero(read), split.name), features

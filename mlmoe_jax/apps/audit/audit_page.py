@@ -31,15 +31,11 @@ def audit_page(audit: Audit, config: ConfigDict) -> str:
 
 
 def _cards(name: str, title: str, audit: Audit, labels: Iterable[tuple[int, dict[int, str]]], **settings) -> Widget:
-    """Return a widget with one card per image.
+    """Return a widget with one card per image: the image, and the outcome and probability of each listed label.
 
-    A card shows the image and, for each listed label, the outcome and the probability.
-
-    Args:
-      name: the name of the widget after "cards-".
-      title: the alternative text of the widget.
-      labels: pairs of the row of an image, and a dict from label index to outcome, a key of `_WORDS`.
-      **settings: further entries of the data of the widget, such as `filter`.
+    The name of the widget is `name` after "cards-", and `title` its alternative text. `labels` are pairs of the row of
+    an image, and a dict from label index to outcome, a key of `_WORDS`. `settings` are further entries of the data,
+    such as `filter`.
     """
     names, cards = audit.split.classes, []
     for row, outcomes in labels:

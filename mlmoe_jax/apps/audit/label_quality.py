@@ -18,26 +18,19 @@ WEIGHT = 0.8  # of the lower scores in the average, as published
 def self_confidence(codes: Int[np.ndarray, "n k"], scores: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
     """Return the probability of each given label: p if it is positive, otherwise 1 − p; nan if it is difficult.
 
-    An unknown label is scored as a negative label: the only useful correction of an unknown label is to make it
-    positive.
-
-    Args:
-      codes: label codes of `data.label_codes`.
-      scores: p, the probabilities that the labels are present, from a model that was not trained on the image.
+    `scores` are p, the probabilities that the labels are present, from a model that was not trained on the image. An
+    unknown label is scored as a negative label: its only useful correction is to make it positive.
     """
     confidence = np.where(codes == POSITIVE, scores, 1 - scores)
     return np.where(codes == DIFFICULT, np.nan, confidence)
 
 
 def image_quality(confidence: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
-    """Return the label quality of each image, an exponential moving average of the scores of its labels.
+    """Return the label quality of each image, an exponential moving average of its `self_confidence`.
 
-    With the scores in decreasing order s_1 ≥ s_2 ≥ …, the average is e_1 = s_1, e_t = a·s_t + (1 − a)·e_{t−1}, where
-    a = WEIGHT. The quality is the last e_t, so the lowest score has the weight a.
-
-    Args:
-      confidence: result of `self_confidence`. Labels with nan are left out. The quality of an image with only nan is
-        nan.
+    With the scores in decreasing order s_1 ≥ s_2 ≥ …, the average is e_1 = s_1, e_t = a·s_t + (1 − a)·e_{t−1}, where a
+    = WEIGHT. The quality is the last e_t, so the lowest score has the weight a. Labels with nan are left out; only nan
+    gives nan.
     """
     descending = -np.sort(-confidence, axis=1)  # nan is last
     quality = descending[:, 0]

@@ -34,10 +34,8 @@ _EDITOR_FILES = (".~lock.{}#", "~${}", ".{}.swp", ".#{}")
 def audit_data(config: ConfigDict, output: str) -> Outcome:
     """Audit the whole training split, write the page and the CSV to the folder `output`, and return a summary.
 
-    What a person has written into the CSV of an earlier audit is kept, also while this audit runs.
-
-    If `output` is "", the folder is AUDIT_FOLDER. Raises UserError if the data cannot be opened or no label can be
-    judged.
+    If `output` is "", the folder is AUDIT_FOLDER. What a person has written into the CSV of an earlier audit is kept,
+    also while this audit runs. Raises UserError if the data cannot be opened or no label can be judged.
     """
     folder = Folder(output or AUDIT_FOLDER)
     folder.require_creatable()
@@ -92,9 +90,7 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
     """Return the rows that a person has edited, of all CSV files of suggestions in a folder and of the files `applied`.
 
     A suggestion that two files answer is one row if the answers are equal. Otherwise both rows stay, which
-    `correct_labels` refuses.
-
-    An invalid file raises UserError if `strict`; otherwise it is left out.
+    `correct_labels` refuses. An invalid file raises UserError if `strict`; otherwise it is left out.
     """
     rows, answered = {}, set()  # content of a row -> the row, because two files may have it; keys, also with answers
     for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
@@ -107,10 +103,7 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
 
 
 def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
-    """Return the table of suggestions, in the format of the file `data.corrections`.
-
-    The rows that a person has edited, `kept`, follow the new suggestions, with their columns.
-    """
+    """Return suggestions, then the rows `kept` that a person has edited, in the format of `data.corrections`."""
     columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
     known = {row.key for row in kept}
     suggested = (audit.suggestion(*place) for place in audit.suggestions.tolist())

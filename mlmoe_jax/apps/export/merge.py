@@ -21,10 +21,8 @@ from mlmoe_jax.runtime.sharding import shard_tree
 def merge_run(run: Run) -> Run:
     """Return a run whose adapters are merged into the weights of the backbone. Its outputs are equal.
 
-    The config of the returned run has no `model.adapters`. The merged kernels are float32, and the backbone counts as
-    unpublished.
-
-    Raises UserError if the run has no adapters, and under the conditions of `merge_adapters`.
+    Its config has no `model.adapters`. The merged kernels are float32, and the backbone counts as unpublished. Raises
+    UserError if the run has no adapters, and under the conditions of `merge_adapters`.
     """
     if not run.config.model.adapters:
         raise UserError("the run has no adapters to merge; leave --merge out")

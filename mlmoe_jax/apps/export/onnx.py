@@ -82,11 +82,10 @@ def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr, and replace the operations that are keys of _SIMPLER.
+    """Evaluate a jaxpr and those of called functions, and replace the operations that are keys of _SIMPLER.
 
-    The jaxprs of called functions are evaluated in the same way. For `jax.lax.platform_dependent`, the default branch
-    is evaluated. `consts` and `arguments` are the values of `jaxpr.constvars` and `jaxpr.invars`. Return the values of
-    `jaxpr.outvars`.
+    For `jax.lax.platform_dependent`, the default branch is evaluated. `consts` and `arguments` are the values of
+    `jaxpr.constvars` and `jaxpr.invars`, and the result is those of `jaxpr.outvars`.
     """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
@@ -110,10 +109,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
 
 
 def _function_of(equation: JaxprEqn) -> str:
-    """Return the key of an equation in _SIMPLER: "PRIMITIVE FUNCTION" if this is a key, otherwise "PRIMITIVE".
-
-    FUNCTION is the name of the function that the equation calls.
-    """
+    """Return the key "PRIMITIVE FUNCTION", with the called function, if it is in _SIMPLER, otherwise "PRIMITIVE"."""
     name, settings = equation.primitive.name, equation.params
     function = settings["call_jaxpr"].jaxpr.debug_info.func_name if name == "custom_vjp_call" else settings.get("name")
     return called if (called := f"{name} {function}") in _SIMPLER else name
@@ -122,8 +118,8 @@ def _function_of(equation: JaxprEqn) -> str:
 def _matmul(left: jax.Array, right: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
     """Return the product of `left` […,m] and `right` [m,n] by `jnp.matmul`; evaluate any other dot product as traced.
 
-    The converter writes `jnp.matmul` as MatMul, which ONNX runtimes recognize as a linear layer. It would write
-    `dot_general` as Einsum.
+    The converter writes `jnp.matmul` as MatMul, which ONNX runtimes recognize as a linear layer, and `dot_general` as
+    Einsum.
     """
     if right.ndim == 2 and settings["dimension_numbers"] == (((left.ndim - 1,), (0,)), ((), ())):
         return jnp.matmul(left, right)
@@ -147,9 +143,8 @@ def _layer_norm(tokens: jax.Array, scale: jax.Array, bias: jax.Array, settings: 
 def _attend(*inputs: Any) -> jax.Array:
     """Return attention softmax(QKᵀ/√d)·V of shape [B,h,Q,d], with h heads.
 
-    Args:
-      *inputs: the queries [B,h,Q,d], the keys [B,h,T,d], the values [B,h,T,d], optionally a mask bool[…,Q,T], and the
-        parameters of the equation, which are not used.
+    The inputs are the queries [B,h,Q,d], the keys [B,h,T,d], the values [B,h,T,d], optionally a mask bool[…,Q,T], and
+    the parameters of the equation, which are not used.
     """
     query, key, value, *mask, _ = inputs
     scores = jnp.matmul(query * query.shape[-1] ** -0.5, key.swapaxes(-1, -2))
@@ -158,10 +153,7 @@ def _attend(*inputs: Any) -> jax.Array:
 
 
 def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Apply max pooling to f32[B,H,W,C].
-
-    The axes B and C are joined to one axis for the pooling, because ONNX runtimes pool over at most three axes.
-    """
+    """Max-pool f32[B,H,W,C], with B and C joined, because ONNX runtimes pool over at most three axes."""
     batch, height, width, channels = maps.shape
     planes = maps.transpose(0, 3, 1, 2).reshape(batch * channels, height, width)
     shorter = {key: value[:3] for key, value in settings.items()}

@@ -33,13 +33,9 @@ _LAYERS, _INCLUDED = ("Conv", "Gemm", "MatMul"), ("Clip", "Relu")
 def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.ndarray]:
     """Return a random sample of at most `count` images, u8[H,W,3] each, with the image size of the model.
 
-    The random seed is fixed, so every export has the same sample. Unreadable images are left out.
-
-    Args:
-      items: files, folders and lists, as in image_list.py. If empty, the images of the training split are sampled.
-
-    Raises:
-      UserError: the data set cannot be opened, or there are fewer than five images.
+    The random seed is fixed, so every export has the same sample. Unreadable images are left out. `items` are files,
+    folders and lists, as in image_list.py. If empty, the images of the training split are sampled. Raises UserError if
+    the data set cannot be opened, or there are fewer than five images.
     """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
@@ -82,10 +78,7 @@ class _Batches:
 # -------------------------------------------------------------------------------------------------------- the programs
 @contextmanager
 def _program(job: Export) -> Iterator[Path]:
-    """Write the float32 program to a temporary folder, and yield the path of its model.onnx.
-
-    The folder is removed when the context ends.
-    """
+    """Write the float32 program to a temporary folder for this context, and yield the path of its model.onnx."""
     with tempfile.TemporaryDirectory(dir=job.path) as folder:
         onnx.TARGET.write(replace(job, path=Path(folder)))
         yield Path(folder, "model.onnx")
@@ -124,9 +117,8 @@ def _write_float16(job: Export) -> str:
 def _write_int8(job: Export) -> str:
     """Write model.onnx with layers quantized to 8-bit integers, and return a few words for the message.
 
-    The activation ranges are calibrated on the images of the export job (`job.images`). Convolutions and matmuls with
-    weights are quantized, with one scale per output channel. Products of two activations, attention weights, norms and
-    logits stay in float32.
+    The activation ranges are calibrated on `job.images`. Convolutions and matmuls with weights are quantized, with one
+    scale per output channel. Products of two activations, attention weights, norms and logits stay in float32.
     """
     import onnx as library
     from onnxruntime.quantization import QuantType, quantize_static

@@ -77,26 +77,21 @@ def export_run(
     images: Sequence[str] = (),
     count: int | None = None,
 ) -> Outcome:
-    """Export a run to a file or a folder, and return a line to print.
+    """Export a run to a file or a folder, and return a line to print, with exit code 3 for a damaged newest checkpoint.
 
     An exported program is first written to a temporary folder. The folder is renamed to `output` only if the program
     and the run give nearly equal probabilities.
 
     Args:
-      folder: the run folder.
       output: a file or a folder, depending on the format.
       kind: a format, a key of TARGETS; None = `official` if `output` has the suffix of a checkpoint.
-      overrides: as in `Predictor.from_run`.
-      checkpoint: as in `Predictor.from_run`.
+      overrides: as in `Predictor.from_run`, like `checkpoint`.
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
       merge: merge the adapters into the weights of the backbone.
       template: a key of TEMPLATES, whose files are added to the folder of a program.
       images: for a calibrated format: files, folders and lists as in image_list.py, used instead of training images.
       count: for a calibrated format: the number of images. A fifth of the images is not used for the calibration, and
         only to compare the program with the run.
-
-    Returns:
-      The line to print. Its exit code is 3 if the newest checkpoint is damaged.
 
     Raises:
       UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
@@ -134,7 +129,7 @@ def _default_format(output: str) -> str:
 
 
 def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
-    """Return the export target of the format `kind`; raise UserError if a given flag does not apply to this format.
+    """Return the target of the format `kind`; UserError if a given flag does not apply to this format.
 
     `sampled` is whether --images or --calibration-images is given.
     """
@@ -151,10 +146,7 @@ def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None
 
 
 def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the config overrides of an export: the keys that the format requires, then `overrides`.
-
-    Raises UserError if an override sets a required key to another value.
-    """
+    """Return the keys that the format requires, then `overrides`. UserError if one changes a required key."""
     needs = dict(target.needs)
     if not target.load:
         needs["calibration.use"] = "false"  # a file of tensors does not correct scores
@@ -185,11 +177,8 @@ def _write_program(export: Export, target: ExportTarget, template: str | None) -
 def _similarity(export: Export, program: ExportedProgram) -> str:
     """Compare a calibrated program with the run, on the sample images that were not used for the calibration.
 
-    Returns:
-      Text with the correlation and the absolute differences of the probabilities, for a message.
-
-    Raises:
-      UserError: the correlation of the probabilities is below _SIMILAR.
+    Returns the correlation and the absolute differences of the probabilities as text. UserError if the correlation is
+    below _SIMILAR.
     """
     images = np.stack(parts(export.images)[1])
     expected = scores_of(export.run, images)

@@ -31,17 +31,10 @@ def _source(name: str) -> str:
 
 
 def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
-    """Return the files that let `mlflow.pyfunc.load_model` load an exported folder.
+    """Return file name -> text of the files that let `mlflow.pyfunc.load_model` load an exported folder.
 
-    The files in YAML format are written as JSON, which is valid YAML, so writing them does not need MLflow.
-
-    Args:
-      description: the content of model.json.
-      packages: the requirements of load.py.
-      readme: the text of the README of the folder.
-
-    Returns:
-      File name -> text.
+    The YAML files are written as JSON, which is valid YAML, so writing them does not need MLflow. `description` is the
+    content of model.json, `packages` the requirements of load.py, and `readme` the text of the README.
     """
     inputs = [{"name": "image", "type": "binary"}, {"name": "path", "type": "string"}]
     signature = {
@@ -65,10 +58,7 @@ def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme
 
 
 def space_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
-    """Return the files that make an exported folder a Space (a Gradio app) of the Hugging Face hub.
-
-    The arguments and the result are described in `mlflow_files`.
-    """
+    """Return the files that make an exported folder a Space (a Gradio app) of the hub, as `mlflow_files` does."""
     return {
         "app.py": _source("space_app.py"),
         "requirements.txt": "\n".join(packages) + "\n",  # the Space installs Gradio itself

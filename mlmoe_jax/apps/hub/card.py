@@ -35,15 +35,10 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 def write_card(
     run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str = ""
 ) -> str:
-    """Return the text of the model card of a run. The run must have results.
+    """Return the text of the model card of a run, which must have results.
 
-    Args:
-      run: the run folder.
-      folder: the folder with the other files of the shared model.
-      address: the address of the model on the hub.
-      config: the shared config.
-      space: the labels of the run.
-      license_name: a license identifier of the Hugging Face hub, such as apache-2.0; "" = not chosen.
+    `folder` has the other files of the shared model, and `config` is the shared config. `license_name` is a license
+    identifier of the Hugging Face hub, such as apache-2.0; "" = not chosen.
     """
     files, name = RunFiles(run), address.repository.partition("/")[2]
     results = {split: entry.metrics for split, entry in files.results.items()}
@@ -79,10 +74,7 @@ def _data_set(config: ConfigDict) -> str:
 
 
 def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
-    """Return the rows of the table of main metrics: the name of the metric, then its value in percent for each split.
-
-    Values of the main split are followed by their 95 % interval.
-    """
+    """Return rows of a metric's name and its value in percent per split, on the main split with its 95 % interval."""
     ends = intervals(files)
 
     def cell(split: str, name: str) -> str:

@@ -38,16 +38,14 @@ def push(
 ) -> Outcome:
     """Upload the model of a run to the Hugging Face hub, or only write the files of the upload to a new folder.
 
+    The exit code is 3 if the newest checkpoint is damaged and an older checkpoint was used.
+
     Args:
-      folder: the run folder.
       repository: the repository on the hub, USER/NAME.
       revision: the branch to upload to, which is created; "" = main.
       private: whether only the owner can see the repository.
       license_name: a license identifier of the hub, such as apache-2.0, for the model card; "" = not chosen.
       output: path of a new folder for the files. If it is given, nothing is uploaded.
-
-    Returns:
-      A line to print. Its exit code is 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
       UserError: `repository` is not USER/NAME, the run has no results or no trained values, `output` exists, the token
@@ -72,19 +70,10 @@ def push(
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str = "") -> bool:
-    """Write the files of a shared model to an existing folder.
+    """Write the files of a shared model to the existing folder `target`, see `push`.
 
-    Args:
-      folder: the run folder.
-      target: the folder to write to.
-      address: the address of the model on the hub.
-      license_name: a license identifier of the hub, for the model card; "" = not chosen.
-
-    Returns:
-      True if the newest checkpoint of the run is damaged and an older checkpoint was used.
-
-    Raises:
-      UserError: the run has no results, or under the conditions of `open_run`.
+    Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if
+    the run has no results, or under the conditions of `open_run`.
     """
     config, space = read_run(folder)
     results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}

@@ -22,17 +22,9 @@ def require_token() -> None:
 def upload_model(folder: Path, address: Address, names: Collection[str], *, private: bool) -> str:
     """Upload files of a folder as one commit, and return the address of the commit.
 
-    The repository and the branch are created if they do not exist.
-
-    Args:
-      folder: the local folder.
-      address: the repository and the branch.
-      names: names of the files to upload. A name that `folder` does not have is deleted from the repository. All other
-        files of the repository stay.
-      private: whether the repository must be private.
-
-    Raises:
-      UserError: the hub refuses the upload or cannot be reached, or the repository is public but `private` is True.
+    The repository and the branch are created if they do not exist. A name in `names` that `folder` does not have is
+    deleted from the repository. All other files of the repository stay. Raises UserError if the hub refuses the upload
+    or cannot be reached, or the repository is public but `private` is True.
     """
     repository, revision, hub = address.repository, address.revision, open_hub()
     try:

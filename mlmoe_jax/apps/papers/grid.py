@@ -50,13 +50,8 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     """Parse the values of the flag `--sweep`, which have the form `config.KEY=v1,v2,…` or `config=NAME,NAME,…`.
 
     Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. A value gets the type of its key in
-    `config`, which has all keys.
-
-    Returns:
-      Key -> values. For the key METHOD ("config"), the values are names of configs with their arguments.
-
-    Raises:
-      UserError: a flag is malformed, or a key is repeated.
+    `config`, which has all keys. Returns key -> values; for the key METHOD ("config"), names of configs with their
+    arguments. Raises UserError if a flag is malformed, or a key is repeated.
     """
     axes: dict[str, tuple] = {}
     for text in texts:
@@ -83,10 +78,7 @@ def _read_value(config: ConfigDict, key: str, text: str) -> Any:
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
-    """Return the points of a grid: each base config with each combination of swept values.
-
-    `axes` maps a swept key to its values. The values of the last key vary fastest.
-    """
+    """Return each base config with each combination of swept values, key -> values. The last key varies fastest."""
     points = []
     for base in bases:
         for combination in itertools.product(*axes.values()):
@@ -109,10 +101,7 @@ def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -
 
 # ------------------------------------------------------------------------------------------------------------ names
 def short_name(key: str, config: ConfigDict) -> str:
-    """Return the shortest suffix of a dotted key that identifies the key in the config.
-
-    For example, `optim.learning_rate` is shortened to `learning_rate` if no other key ends with `.learning_rate`.
-    """
+    """Return the shortest suffix of a dotted key that identifies it, as `learning_rate` for `optim.learning_rate`."""
     known, parts = configuration.flatten(config), key.split(".")
     for start in range(len(parts) - 1, 0, -1):
         ending = ".".join(parts[start:])
@@ -127,10 +116,7 @@ def value_text(value: Any) -> str:
 
 
 def point_name(values: dict[str, Any], config: ConfigDict) -> str:
-    """Return the folder name of a grid point, `key=value,key=value,…`.
-
-    The keys are sorted, so the name does not depend on the order of the flags. `config` has all keys, for `short_name`.
-    """
+    """Return the folder name of a grid point, `key=value,key=value,…`, with sorted keys, see `short_name`."""
     named = {short_name(key, config): value_text(value) for key, value in values.items()}
     return folder_name(sorted(named.items()))
 
@@ -152,8 +138,7 @@ class GridRun(GridPoint):
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
     """Check the configs of a grid, and return its runs without results, which `train_missing` reads.
 
-    Each run has a folder below `folder`. Raises UserError if a config cannot be trained, or a folder holds a run with a
-    different config.
+    Each run has a folder below `folder`. UserError if a config cannot be trained, or a folder has a run of another one.
     """
     runs = [GridRun(**vars(point), folder=folder.below(point.name)) for point in points]
     for run in runs:
@@ -170,16 +155,10 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
 
 
 def train_missing(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> int:
-    """Train all unfinished runs of a grid, and read their results.
+    """Train all unfinished runs of a grid, read their results, and return DONE, or USER_ERROR if a run failed.
 
-    If a training fails, the attribute `error` of the run is set, and the remaining runs are trained.
-
-    Args:
-      write: writes the results of the grid to `folder`. The first process calls it after every training and at the end,
-        while it holds the lock of the folder.
-
-    Returns:
-      The exit code: DONE, or USER_ERROR if a run failed.
+    If a training fails, the attribute `error` of the run is set, and the remaining runs are trained. The first process
+    calls `write`, which writes the results to `folder`, after every training and at the end, with the folder's lock.
     """
     for number, run in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}, {run.name}"

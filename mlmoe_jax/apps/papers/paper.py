@@ -79,10 +79,7 @@ class PrintedNumber:
 
 
 def number_text(value: float | None, *, sign: str = "") -> str:
-    """Return a number as text with one decimal, or two if it needs them. None and nan give a dash.
-
-    `sign` is the sign option of the format specification, such as "+"; with "", only negative numbers get a sign.
-    """
+    """Return a number with one decimal, or two if it needs them; None and nan give a dash. `sign` is as in `format`."""
     if value is None or math.isnan(value):
         return DASH
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
@@ -115,17 +112,9 @@ class Recipe:
 class PublishedRow:
     """A row of a published table: the numbers of one training, or the differences between two trainings.
 
-    Attributes:
-      settings: column -> text of the row, such as {"method": "VPT", "resolution": "224"}. `--only` selects rows by
-        these texts.
-      backbone: the name of the backbone in this package; "" if this package lacks it.
-      recipe: the training; None if this package lacks the method or the backbone.
-      subtracted: for a row of differences, the training whose numbers are subtracted; otherwise None.
-      evaluator: the definitions of the metrics, a name of `evaluation.metrics.published`.
-      metrics: column -> metric of the evaluator, for the columns whose heading is not the name of the metric.
-      numbers: column -> published number.
-      ours: column -> number of this package.
-      notes: ids of the notes of the row.
+    See the columns of the CSV file in the docstring of this module. `settings` are the texts of the row, such as
+    {"method": "VPT", "resolution": "224"}, by which `--only` selects rows. `recipe` is None, or `backbone` "", if this
+    package lacks it. `subtracted` is the training whose numbers are subtracted in a row of differences; otherwise None.
     """
 
     settings: Mapping[str, str]
@@ -156,15 +145,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table or figure of a paper.
-
-    Attributes:
-      id: the id of the paper and the number of the table or figure, such as mlvpt.fig3.
-      columns: the headings of the columns with numbers; most are names of metrics.
-      notes: ids of the notes that apply to all numbers of the table.
-      then: command lines to run after the trainings, in which {METHOD} stands for a run folder.
-      side_by_side: names of the groups of rows that the paper prints as adjacent blocks of columns.
-    """
+    """A table or figure: its id, such as mlvpt.fig3, its rows, and the fields of its entry in the JSON file."""
 
     id: str
     rows: Sequence[PublishedRow]
@@ -185,13 +166,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, with the fields of its JSON file.
-
-    Attributes:
-      id: the id of the paper, one of PAPERS, such as mlvpt.
-      name, source, evaluator, readings, caveats, backbones, results: the fields of the JSON file, which the docstring
-        of this module describes.
-    """
+    """A paper: its id, one of PAPERS, and the fields of its JSON file, see the docstring of this module."""
 
     id: str
     name: str
@@ -221,10 +196,7 @@ class Paper:
         yield from map(self.table, self.results)
 
     def table(self, number: str, dataset: str = "") -> PublishedTable:
-        """Return the table or figure with the key `number` in `results`, such as "1" or "fig3".
-
-        All configs use the data set `dataset`; "" = the data set of each row.
-        """
+        """Return the table or figure `number`, such as "1" or "fig3". `dataset` "" = the data set of each row."""
         entry = self.results[number]
         with open(_FOLDER / "tables" / f"{self.id}.{number}.csv", newline="") as file:
             lines = list(csv.DictReader(file))
@@ -253,10 +225,7 @@ class Paper:
         )
 
     def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:
-        """Return the number and the notes of a cell of a CSV file.
-
-        `certain` is whether the notes of the row and the table contain no reading.
-        """
+        """Return the number and notes of a cell; `certain`: the notes of the row and the table contain no reading."""
         text, *notes = cell.split()
         if text == DASH:
             return PrintedNumber(None, (*notes, UNREAD), certain=False)
@@ -289,10 +258,7 @@ def load_paper(name: str) -> Paper:
 
 
 def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
-    """Return the paper and the table that `--table` names, such as mlvpt.1 or drmoe.fig4.
-
-    `dataset` is as in `Paper.table`. Raises UserError if there is no table or figure with this name.
-    """
+    """Return the paper and table of `--table`, such as mlvpt.1 or drmoe.fig4; UserError if there is none."""
     known = [f"{paper}.{table}" for paper in PAPERS for table in load_paper(paper).results]
     if name not in known:
         raise UserError(f"--table={name} is not among {', '.join(known)}")
@@ -301,10 +267,10 @@ def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
 
 
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
-    """Return the rows that match all terms of `--only`.
+    """Return the rows that match all terms of `--only`, separated by commas; "" = all rows.
 
-    The terms are separated by commas; "" = all rows. A term is compared with `PublishedRow.names` without regard to
-    case, and may be a pattern such as dinov2*. Raises UserError if no row matches.
+    A term is compared with `PublishedRow.names` without regard to case, and may be a pattern such as dinov2*. Raises
+    UserError if no row matches.
     """
     matches = list(rows)
     for term in only.lower().split(",") if only else ():

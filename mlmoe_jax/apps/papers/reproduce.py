@@ -44,9 +44,7 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
     """Train the missing runs of a table, write its CSV and Markdown files to `folder`, and return the table to print.
 
     The printed table has the requested rows. The files have all rows of the table: a row that was not requested has
-    numbers if its runs are finished.
-
-    Raises UserError before the first training, under the conditions of `plan_runs`.
+    numbers if its runs are finished. Raises UserError before the first training, under the conditions of `plan_runs`.
     """
     points = [GridPoint(run.name, {}, request.load_config(run)) for run in request.runs]
     runs, measurements = plan_runs(points, folder), Measurements(request, folder)
@@ -68,7 +66,6 @@ class RowNumbers:
     """The numbers that this package measured for a row of a published table.
 
     Attributes:
-      row: the row.
       ours: column -> mean over seeds; nan if undefined. Columns without a finished run are missing.
       spread: column -> sample standard deviation over seeds; {} for one seed.
       state: a remark that explains missing numbers; "" if none is missing.
@@ -139,10 +136,7 @@ class Measurements:
         return not changed
 
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
-        """Return the metrics of a finished run on its first test split, in percent, and the label space of the run.
-
-        The metrics include `AP LABEL` for each label. `evaluator` is a name of `evaluation.metrics.published`.
-        """
+        """Return a finished run's metrics on its first test split in percent, with `AP LABEL`, and its label space."""
         stored = StoredRun(self._folder.below(run.name))
         scored = stored.split(stored.config.data.test_splits[0]).readable()
         space = read_label_space(stored.folder)
@@ -157,12 +151,10 @@ class Measurements:
 
 
 def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) -> float:
-    """Return the value of a column of a table; nan if the data set lacks a label that the column names.
+    """Return the value of a column in percent; nan if the data set lacks a label that the column names.
 
-    Args:
-      column: the name of a metric, `AP LABEL`, or `p(LABEL | LABEL)`, the share of the first label among the training
-        images with the second label.
-      metrics: name -> value in percent.
+    The column is the name of a metric, `AP LABEL`, or `p(LABEL | LABEL)`, the share of the first label among the
+    training images with the second label.
     """
     if pair := _PAIR.fullmatch(column):
         if not set(pair.groups()) <= set(space.names):
@@ -206,10 +198,7 @@ def _own_number(measured: RowNumbers, column: str) -> str:
 
 
 def _notes(request: Request, measured: Sequence[RowNumbers]) -> list[str]:
-    """Return the notes below the table: general remarks, and the readings and caveats that apply to its rows.
-
-    Readings and caveats are preceded by their numbers in docs/published.md.
-    """
+    """Return general remarks, and the readings and caveats of the rows with their numbers in docs/published.md."""
     paper = request.paper
     used = {*request.table.notes, *(note for one in measured for note in one.row.all_notes)}
     evaluators = ", ".join(sorted({one.row.evaluator for one in measured}))

@@ -28,14 +28,12 @@ WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
 @dataclass(frozen=True)
 class Request:
-    """The parsed flags of `mlmoe reproduce`.
+    """The parsed flags of `mlmoe reproduce`, as described in `parse_request`.
 
     Attributes:
       rows: the rows of the table to train.
-      dataset: the data set for all rows; "" = the data set of each row.
       seeds: each run is repeated with each of these seeds; () = once, with the seed of its config.
       roots: name of a data set -> its folder. The key "" is for all data sets that have no key of their own.
-      overrides: pairs of config key and text, for every run.
     """
 
     paper: Paper
@@ -82,18 +80,14 @@ def parse_request(
     seeds: Sequence[int] = (),
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Request:
-    """Parse the flags of `mlmoe reproduce`.
+    """Parse the flags of `mlmoe reproduce`. UserError if a value is wrong, or an override sets a key of the table.
 
     Args:
       table: the name of a published table, such as mlvpt.1.
       only: terms that select rows, see `filter_rows`.
       dataset: the data set for all rows; "" = the data set of each row.
       root: a folder for all data sets, or DATASET=FOLDER,DATASET=FOLDER.
-      seeds: the seeds of every run.
       overrides: pairs of config key and text, for every run.
-
-    Raises:
-      UserError: a value is wrong, or an override sets a key that the table sets.
     """
     paper, published = find_table(table, dataset)
     roots = dict(part.partition("=")[::2] for part in root.split(",")) if "=" in root else {"": root}

@@ -47,10 +47,7 @@ def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
 
 
 def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
-    """Write the files sweep.csv and sweep.png.
-
-    The CSV has one row per finished or failed run. Its metrics are fractions, not rounded.
-    """
+    """Write sweep.png, and sweep.csv with the unrounded fractions of one finished or failed run per row."""
     metrics = dict.fromkeys((split, name) for run in runs for split, values in run.results.items() for name in values)
     rows = []
     for run in runs:
@@ -64,10 +61,7 @@ def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
 
 
 def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return one dict per run for --json, with the keys run, config, results (metrics as fractions) and error.
-
-    The value of results or error is None if it is missing.
-    """
+    """Return a dict per run for --json: run, config, results (metrics as fractions) and error; None = missing."""
     return [
         {
             "run": run.name,
@@ -80,11 +74,10 @@ def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
 
 
 def average_seeds(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return the statistics of the mAP over seeds, for each combination of the other swept values.
+    """Return the statistics of the mAP over seeds, one dict for each combination of the other swept values.
 
-    Returns:
-      One dict per combination, with two keys. "config" has the swept values without the seed. "mAP" maps each split to
-      a dict of "mean", "std" (sample standard deviation; nan for one value) and "count" (number of finite values).
+    "config" has the swept values without the seed. "mAP" maps each split to a dict of "mean", "std" (sample standard
+    deviation; nan for one value) and "count" (number of finite values).
     """
     groups: dict[str, list[GridRun]] = {}
     for run in runs:
@@ -136,10 +129,7 @@ def runs_table(runs: Sequence[GridRun]) -> Table:
 
 
 def seeds_table(runs: Sequence[GridRun]) -> Table:
-    """Return a table of the mean and the sample standard deviation of the mAP over seeds, in percent.
-
-    There is one row per combination of the other swept values, and one column per split.
-    """
+    """Return a table of the mean and sample standard deviation of the mAP over seeds, in percent, by split."""
     splits, rows = _list_splits(runs), []
     for average in average_seeds(runs):
         name = point_name(average["config"], runs[0].config)
@@ -156,11 +146,8 @@ def _mean_text(statistics: dict[str, float]) -> str:
 def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
     """Return the points of the plot of the mAP over the values of one swept key.
 
-    There is one panel per split, and one line per combination of the other swept values without the seed.
-
-    Returns:
-      One dict per point: "panel" (the split), "line" (the name of the line), "x" (the value of `x_key`: a number, or
-      its text) and "y" (the mAP in percent).
+    There is one "panel" per split, and one "line" per combination of the other swept values without the seed. "x" is
+    the value of `x_key`, a number or its text, and "y" the mAP in percent.
     """
     points = []
     for run in runs:
@@ -173,10 +160,7 @@ def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
 
 
 def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
-    """Draw the points of `plot_points`, and return the content of a PNG file. `x_key` is the title of the x axis.
-
-    The mAP is averaged over seeds. Error bars are one sample standard deviation.
-    """
+    """Draw `plot_points` as a PNG file, with means over seeds ± the sample standard deviation, and x title `x_key`."""
     scale = {"title": "mAP (%)", "scale": alt.Scale(zero=False)}
     base = alt.Chart(alt.Data(values=points)).encode(x=x_axis(points, x_key), color=alt.Color("line:N", title=None))
     lines = base.mark_line(point=True).encode(y=alt.Y("mean(y):Q", **scale))
@@ -188,10 +172,7 @@ def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
 
 
 def x_axis(points: Sequence[dict[str, Any]], title: str) -> alt.X:
-    """Return the x axis of the plot: one position per text, or a numeric axis.
-
-    A numeric axis is logarithmic if the ratio of its largest to its smallest value is at least _LOGARITHMIC_FROM.
-    """
+    """Return an x axis of texts or numbers, logarithmic if largest / smallest is at least _LOGARITHMIC_FROM."""
     values = list(dict.fromkeys(point["x"] for point in points))
     if any(isinstance(value, str) for value in values):
         return alt.X("x:N", title=title, sort=values)

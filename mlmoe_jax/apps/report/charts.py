@@ -18,13 +18,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """Return the Vega-Lite specification of a chart as a dict.
+    """Return the Vega-Lite specification of a chart, which refers to its data sets by name, as a dict.
 
-    The data sets are added to the dict directly, because Altair would validate each row, which is slow.
-
-    Args:
-      chart: the chart, which refers to its data sets by name.
-      **data: name of a data set -> its rows.
+    `data` maps these names to rows, which are added directly, because Altair would validate each row, which is slow.
     """
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
@@ -43,9 +39,7 @@ def _chart(name: str) -> alt.Chart:
 def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
     """Return a line chart over the training step, with one line per series.
 
-    Args:
-      rows: the points, with the keys step, value and series (the name of the line).
-      number_format: the format of the values in D3's notation.
+    The rows have the keys step, value and series (the name of the line). `number_format` is in D3's notation.
     """
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
@@ -63,11 +57,8 @@ def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
 def difference_bars(rows: Rows) -> dict[str, Any]:
     """Return a chart with one horizontal bar per label for a difference, and a line for its interval.
 
-    The color of a bar shows the sign of the difference. A bar is pale if the interval contains 0.
-
-    Args:
-      rows: the bars from top to bottom, with the keys label, difference, low and high (the ends of the interval);
-        numbers are fractions.
+    The rows are the bars from top to bottom, with label, difference, low and high (the ends of the interval), as
+    fractions. The color of a bar shows the sign of the difference. A bar is pale if the interval contains 0.
     """
     values = (alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("difference", "low", "high"))
     tooltip = ["label:N", *values]
@@ -88,12 +79,10 @@ def difference_bars(rows: Rows) -> dict[str, Any]:
 
 
 def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
-    """Return a square heat map.
+    """Return a square heat map, with `names` as rows and columns, in order.
 
-    Args:
-      rows: the cells, with the keys a (name of the row), b (name of the column), value (in [0, 1]) and text (the
-        tooltip). Cells that are missing in `rows` are empty.
-      names: the names of the rows and columns, in order.
+    The cells have the keys a (name of the row), b (name of the column), value (in [0, 1]) and text (the tooltip).
+    Missing cells are empty.
     """
     size = max(10, min(40, 480 // len(names)))  # pixels of a cell
     axis = {"labelLimit": LABEL_WIDTH, "labelOverlap": False, "labelFontSize": min(11, size)}
@@ -109,12 +98,9 @@ def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
 
 
 def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> dict[str, Any]:
-    """Return a chart of one curve, with both axes from 0 to 1.
+    """Return a chart of one curve, with both axes from 0 to 1, and, if `diagonal`, the diagonal.
 
-    Args:
-      points: f64[T,3]; each row has x, y and an additional value for the tooltip.
-      names: the titles of x, y and the additional value.
-      diagonal: whether to draw the diagonal.
+    `points` is f64[T,3]: x, y and an additional value for the tooltip, of which `names` are the titles.
     """
     x, y, _ = names
     tooltip = [alt.Tooltip(f"{name}:Q", format=NUMBER) for name in names]
@@ -130,13 +116,7 @@ def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: boo
 
 
 def _unit_square(data: str, x: str, y: str) -> alt.Chart:
-    """Return an unmarked chart of y over x with axes from 0 to 100 %. A line connects its points in the order of x.
-
-    Args:
-      data: the name of the data set.
-      x: the field and title of the x axis.
-      y: the field and title of the y axis.
-    """
+    """Return an unmarked chart of y over x, from 0 to 100 %, with a line along x. `x` and `y` are fields and titles."""
     unit = alt.Scale(domain=[0, 1])
     return _chart(data).encode(
         x=alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),

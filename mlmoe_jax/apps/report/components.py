@@ -36,7 +36,6 @@ class PageTable:
         "term" (a name and its definition), "count", "number", "fraction" (shown in percent) and "difference" (of
         fractions).
       rows: the cells of each row. None and nan are shown as a dash.
-      caption: the caption; "" = none.
     """
 
     kind: ClassVar[str] = "table"
@@ -66,13 +65,9 @@ class Charts:
 
 @dataclass(frozen=True)
 class Widget:
-    """An interactive element that a function of samples.js draws.
+    """An interactive element that the function `draw` of samples.js draws from `data`, a value for JSON.
 
-    Attributes:
-      name: the id of the element, unique on the page.
-      draw: the name of the function in samples.js.
-      data: the argument of the function, a value for JSON.
-      alt: an alternative text for screen readers.
+    `name` is its id, unique on the page, and `alt` an alternative text for screen readers.
     """
 
     kind: ClassVar[str] = "widget"
@@ -97,8 +92,6 @@ class Section:
 
     Attributes:
       name: the id of the section, unique on the page.
-      title: the heading.
-      parts: the components.
       missing: if the run folder lacks the data of the section, a sentence that says so; otherwise "".
       command: the shell command that creates the missing data; "" if there is none.
     """

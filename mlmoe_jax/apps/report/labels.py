@@ -21,11 +21,7 @@ _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_n
 
 
 def groups(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about label groups and co-occurrence.
-
-    The parts are the table of co-occurrence (CO) and discriminative (DC) groups, heat maps of p(b|a), and the table of
-    co-occurrence overfitting.
-    """
+    """Return the table of co-occurrence (CO) and discriminative (DC) groups, heat maps of p(b|a), and overfitting."""
     space = files.label_space
     frequent = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_LABELS])
     text = (
@@ -54,14 +50,9 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> PageTable:
 
 
 def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
-    """Return p(b|a) of the given labels: the share of training images with label a that also have label b.
+    """Return p(b|a), f64[n,n]: the share of training images with label a (row) that also have label b (column).
 
-    Args:
-      space: the labels with their training statistics.
-      labels: i64[n], the indices of the labels.
-
-    Returns:
-      f64[n,n], with a as the row and b as the column; 0 if a equals b, or if no image has label a.
+    `labels` are indices i64[n]. The value is 0 if a equals b, or if no image has label a.
     """
     return conditional_probabilities(space.together[labels][:, labels].toarray(), space.positives[labels])
 

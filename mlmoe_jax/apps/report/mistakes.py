@@ -45,11 +45,7 @@ def mistakes(files: RunFiles) -> list[Any]:
 
 
 def list_images(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about images.
-
-    The parts are cards of images with their labels, which can be filtered, and a table of the images with the most
-    mistakes.
-    """
+    """Return cards of images with their labels, which can be filtered, and a table of the images with most mistakes."""
     predictions = files.predictions
     order = np.argsort(-predictions.mistakes, kind="stable")
     ids = predictions.scored.ids.tolist()
@@ -65,12 +61,7 @@ def list_images(files: RunFiles) -> list[Any]:
 
 
 def _image_table(predictions: Predictions, rows: np.ndarray) -> PageTable:
-    """Return a table with one row per image: its missed, wrongly predicted and correctly predicted labels.
-
-    Args:
-      predictions: the predictions.
-      rows: i64[n], the rows of the images in `predictions`, in the order of the table.
-    """
+    """Return a table of the missed, wrongly and correctly predicted labels of the images `rows`, i64[n], in order."""
     right, cells = (predictions.scored.codes == POSITIVE) & predictions.predicted, []
     for n in rows:
         listed = [np.flatnonzero(kind[n])[:LISTED_LABELS] for kind in (predictions.missed, predictions.false, right)]
@@ -82,10 +73,9 @@ def _image_table(predictions: Predictions, rows: np.ndarray) -> PageTable:
 
 
 def _image_labels(predictions: Predictions, n: int) -> list[tuple[str, str, float]]:
-    """Return (label, outcome, score) of each label of image `n` that is present or predicted, by decreasing score.
+    """Return (label, outcome, score) of at most LISTED_LABELS present or predicted labels, by decreasing score.
 
-    The outcome is "right", "missed", "false", or "unknown" if the truth is not known. At most LISTED_LABELS labels are
-    returned.
+    The outcome is "right", "missed", "false", or "unknown" if the truth is not known.
     """
     codes, scores, predicted = predictions.scored.codes[n], predictions.scored.scores[n], predictions.predicted[n]
     labels = np.flatnonzero((codes == POSITIVE) | predicted)

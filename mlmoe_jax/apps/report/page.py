@@ -35,8 +35,7 @@ class Need:
     """The data that a section of the report requires.
 
     Attributes:
-      data: the name of an attribute of `RunFiles`, which may be dotted. The data is missing if its value is None or
-        empty.
+      data: an attribute of `RunFiles`, which may be dotted. The data is missing if its value is None or empty.
       missing: the sentence on the page if the data is missing.
       command: the mode and the flags of the command that creates the data; () if there is no such command.
       file: the name of the file with the data, for errors.
@@ -50,14 +49,7 @@ class Need:
 
 @dataclass(frozen=True)
 class SectionKind:
-    """The definition of a section of the report.
-
-    Attributes:
-      name: the id of the section.
-      title: the heading.
-      parts: function that returns the components of the section about a run.
-      needs: the data that `parts` requires.
-    """
+    """The definition of a section of the report; `parts` returns its components, from the data that it `needs`."""
 
     name: str
     title: str
@@ -65,11 +57,7 @@ class SectionKind:
     needs: tuple[Need, ...] = ()
 
     def describe(self, files: RunFiles) -> Section:
-        """Return the section about a run. If the run lacks required data, the section only says what is missing.
-
-        Raises:
-          UserError: a file that the section needs is damaged.
-        """
+        """Return the section about a run, or only what is missing. UserError if a file that it needs is damaged."""
         used = [need.file for need in self.needs] or [names.CONFIG, names.METRICS, names.RESULTS]
         with damage_explained(f"one of {', '.join(used)} in {files.folder}" if used[1:] else files.folder / used[0]):
             for need in self.needs:
@@ -137,12 +125,11 @@ SECTIONS = (
 def write_report(
     folder: RunFolder, *, against: RunFolder | None = None, output: str | Path | None = None, cost: bool = False
 ) -> epath.Path:
-    """Write the page about a run, and return the path of the page.
+    """Write the page about a run from the files of its folder, without running the model, and return its path.
 
     Training may still be running. Sections whose data is missing show the command that creates the data.
 
     Args:
-      folder: the run folder. The page is made from its files; the model is not run.
       against: the folder of another run to compare with; None = no comparison.
       output: path of the page; default: report.html in the folder.
       cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
@@ -169,12 +156,7 @@ def write_report(
 
 
 def render(files: RunFiles, bundle: str) -> str:
-    """Return the HTML page about a run.
-
-    Args:
-      files: the files of the run folder.
-      bundle: the JavaScript library that draws charts, see `vega_bundle`.
-    """
+    """Return the HTML page about a run. `bundle` is the JavaScript library that draws charts, see `vega_bundle`."""
     sections = [kind.describe(files) for kind in SECTIONS]
     with damage_explained(files.folder / names.SAMPLE_INDEX):
         shared = samples.shared_data(files)
@@ -196,9 +178,7 @@ def render_page(
     nor a label name that contains markup can access the network.
 
     Args:
-      title: the title of the page.
       kind: the kind of the page, such as "Run report".
-      parts: the sections.
       images: name of an image -> content of its JPEG file.
       shared: the data that several widgets use, as `samples.shared_data` returns it; None = no data.
       bundle: the JavaScript library that draws charts; "" if the page has no charts.

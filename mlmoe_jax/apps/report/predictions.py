@@ -31,7 +31,6 @@ class Predictions:
 
     Attributes:
       scored: the images with their true labels, and with the probabilities that the run reports.
-      labels: the names of the K labels.
       thresholds: f64[K], a label is predicted if its probability is at least its threshold.
       origin: the origin of the thresholds, as the end of a sentence.
     """
@@ -64,9 +63,8 @@ class Predictions:
     def worst(self, kind: str, sign: int) -> list[tuple[int, int]]:
         """Return the indices (image, label) of at most MOST_MISTAKES mistakes of one kind, the most confident first.
 
-        Args:
-          kind: "false" or "missed".
-          sign: 1 if a high score makes the mistake worse, -1 if a low score does; see KINDS.
+        The kind is "false" or "missed". `sign` is 1 if a high score makes the mistake worse, -1 if a low score does;
+        see KINDS.
         """
         images, labels = np.nonzero(getattr(self, kind))
         order = np.argsort(-sign * self.scored.scores[images, labels], kind="stable")[:MOST_MISTAKES]
@@ -80,16 +78,7 @@ class Predictions:
 
 
 def read_thumbnails(split: Split, data: ConfigDict, rows: Iterable[int]) -> dict[str, bytes]:
-    """Return thumbnails of some images of a split. Images that cannot be read are left out.
-
-    Args:
-      split: the split.
-      data: `config.data`, which has the settings for decoding.
-      rows: the rows of the images in the split.
-
-    Returns:
-      Id of the image -> content of a JPEG file.
-    """
+    """Return id -> thumbnail (JPEG file) of the readable images in `rows` of a split; `data` is `config.data`."""
     decoding, images = Decoding.from_config(data, SIDE), {}
     for row in rows:
         with contextlib.suppress(BadImage):

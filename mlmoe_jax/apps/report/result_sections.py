@@ -25,10 +25,7 @@ MOST_BARS, MOST_POINTS = 100, 100  # bars of differences, points of a precision-
 
 # --------------------------------------------------------------------------------------------------------- metrics
 def metrics(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about metrics: one table per group of metrics.
-
-    A table has the name and definition of each metric, and its value in percent for each split.
-    """
+    """Return a table per group of metrics: the name and definition of each, and its value in percent for each split."""
     names = list(dict.fromkeys(name for entry in files.results.values() for name in entry.metrics))
     text = "In percent. Means over labels leave out labels without a positive in a split, unless a definition says"
     parts: list[Any] = [Note(f"{text} otherwise.")]
@@ -47,9 +44,7 @@ def metrics(files: RunFiles) -> list[Any]:
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
     """Return the definition of a metric; "" if there is none.
 
-    Args:
-      name: the name of the metric.
-      definitions: regular expression for names -> definition, in which {} stands for a group of the match.
+    `definitions` maps a regular expression for names to a definition, in which {} stands for a group of the match.
     """
     for pattern, sentence in definitions.items():
         if match := re.fullmatch(pattern, name):
@@ -58,14 +53,7 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 
 def _metric_table(name: str, caption: str, meanings: Mapping[str, str], files: RunFiles) -> PageTable:
-    """Return a table of metrics, with one column per split.
-
-    Args:
-      name: the id of the table.
-      caption: the caption.
-      meanings: name of each metric -> its definition.
-      files: the files of the run.
-    """
+    """Return a table of metrics, name -> definition in `meanings`, with one column per split; `name` is its id."""
     rows = [
         [[metric, meaning], *(entry.metrics.get(metric) for entry in files.results.values())]
         for metric, meaning in meanings.items()
@@ -75,7 +63,7 @@ def _metric_table(name: str, caption: str, meanings: Mapping[str, str], files: R
 
 # -------------------------------------------------------------------------------------------------------- per class
 def list_labels(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about labels: a table with one row per label.
+    """Return a table with one row per label.
 
     The columns are the metrics of per_class.csv on the main split, the AP on each other split, and the threshold.
     """
@@ -95,9 +83,7 @@ def list_labels(files: RunFiles) -> list[Any]:
 
 # ------------------------------------------------------------------------------------------------------ differences
 def differences(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about the differences between this run and another run (DR-MoE, table 6).
-
-    The parts are the differences of the metrics of the main split, and of the average precision of each label.
+    """Return the differences from another run: metrics of the main split, and the AP of each label (DR-MoE, table 6).
 
     Raises UserError if the runs cannot be compared: no scores, different labels, or no common image.
     """
@@ -113,13 +99,9 @@ def differences(files: RunFiles) -> list[Any]:
 
 
 def _change_table(name: str, what: str, changes: Mapping[str, MetricChange], files: RunFiles) -> PageTable:
-    """Return a table with one row per metric: the values of both runs, and the difference with its interval.
+    """Return a table with one row per change, by name: the values of both runs, and the difference with its interval.
 
-    Args:
-      name: the id of the table.
-      what: the beginning of the caption.
-      changes: name of each row -> the change.
-      files: the files of this run.
+    `name` is the id of the table, and `what` the beginning of its caption.
     """
     columns = ["", (files.name, "fraction"), (files.other.name, "fraction")]
     columns += [(title, "difference") for title in ("difference", "from", "to")]
@@ -140,11 +122,7 @@ def _in_words(comparison: Comparison, other: str) -> str:
 
 
 def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
-    """Return a bar chart of differences. If there are more than MOST_BARS, only show the highest and the lowest.
-
-    Args:
-      changes: pairs of label and change, sorted by decreasing difference.
-    """
+    """Return a bar chart of changes by decreasing difference; of more than MOST_BARS, the highest and lowest."""
     half, title = MOST_BARS // 2, "Difference of average precision"
     if len(changes) > MOST_BARS:
         changes = [*changes[:half], *changes[-half:]]
@@ -156,17 +134,11 @@ def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
 
 # ----------------------------------------------------------------------------------------------------------- scores
 def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarray:
-    """Return the points of a precision-recall curve.
+    """Return the points of a precision-recall curve: recall, precision and threshold f64[T,3], by increasing threshold.
 
     Each score of a positive is a threshold. If there are more than MOST_POINTS positives, only MOST_POINTS evenly
-    spaced positives are used, including the first and the last.
-
-    Args:
-      ranking: the counts for each of the P positives.
-      positives: f64[P], the scores of the positives.
-
-    Returns:
-      f64[T,3]; the columns are recall, precision and threshold. The rows are sorted by increasing threshold.
+    spaced positives are used, including the first and the last. `ranking` has the counts for each of the P positives,
+    whose scores are f64[P].
     """
     hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
     points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
@@ -174,10 +146,7 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarr
 
 
 def score_curves(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about scores: a precision-recall curve and a calibration curve.
-
-    Both curves pool the scores of all labels.
-    """
+    """Return a precision-recall curve and a calibration curve, which both pool the scores of all labels."""
     entries = files.corrected.entries(files.main_settings.difficult)
     scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
@@ -197,11 +166,7 @@ def score_curves(files: RunFiles) -> list[Any]:
 
 
 def _calibration_chart(bins: Reliability) -> Chart:
-    """Return the calibration curve: the share of positives over the mean score, with one point per bin.
-
-    Args:
-      bins: the bins, pooled over all labels. Empty bins are left out.
-    """
+    """Return the share of positives over the mean score for bins that pool all labels, without the empty ones."""
     used = bins.count[0] > 0
     points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[used]
     spec = charts.unit_curve(points, ("mean score", "share of positives", "scores in the bin"), diagonal=True)
@@ -211,7 +176,7 @@ def _calibration_chart(bins: Reliability) -> Chart:
 
 # ------------------------------------------------------------------------------------------------------- thresholds
 def thresholds(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about the thresholds that `mlmoe predict` uses, and how they were fitted.
+    """Return the thresholds that `mlmoe predict` uses, and how they were fitted.
 
     If they were fitted to a goal, a table has the metrics before and after the fit.
     """

@@ -45,8 +45,7 @@ class Samples:
         prompts have no groups.
       entries: name of a gate -> names of its E entries.
       gates: name of a gate -> f16[S,K,E], routing weights; f16[1,K,E] if the gate does not depend on the image.
-      attention: kind of attention -> f16[S,Q,N], the attention of Q queries (prompts, labels or the class token) over
-        the N patches.
+      attention: kind -> f16[S,Q,N], the attention of Q queries (prompts, labels or the class token) over N patches.
     """
 
     split: str
@@ -63,9 +62,7 @@ class Samples:
 class RunFiles(StoredRun):
     """A run with everything that its report shows.
 
-    Attributes:
-      name: the last part of the path of the folder.
-      other: the files of the run to compare with; None = no comparison.
+    `name` is the last part of the path of the folder, and `other` the run to compare with; None = no comparison.
     """
 
     def __init__(self, folder: RunFolder, other: RunFiles | None = None):
@@ -181,10 +178,10 @@ class RunFiles(StoredRun):
         return images
 
     def _read_from_data(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return id -> thumbnail (JPEG file) of images of the main split.
+        """Return id -> thumbnail (JPEG file) of images of the main split; {} if the data set cannot be opened.
 
-        An image is left out if it is not in the data set, if it cannot be read, or if its labels have changed since the
-        run was evaluated. If the data set cannot be opened, the result is {}.
+        Images are left out that the data set lacks, that cannot be read, or whose labels have changed since the
+        evaluation.
         """
         data, scored = self.config.data, self.raw
         name = data.train_split if self.main == OUT_OF_FOLD else self.main

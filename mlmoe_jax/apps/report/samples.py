@@ -37,10 +37,7 @@ def shared_data(files: RunFiles) -> dict[str, Any]:
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
-    """Return the indices of at most `most` labels of the sample image `s`.
-
-    Present labels come first, then all other labels. Both are sorted by decreasing score.
-    """
+    """Return the indices of at most `most` labels of image `s`: present ones, then all others, by decreasing score."""
     order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
     return [int(k) for k in order[:most]]
 
@@ -62,11 +59,7 @@ def _bytes(values: np.ndarray) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- gates
 def gates(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about gates.
-
-    The parts are a widget, which shows the routing weights of a selected label for each image, and a table of the mean
-    weights of each label.
-    """
+    """Return a widget with a selected label's routing weights per image, and a table of each label's mean weights."""
     samples = files.samples
     labels = gate_labels(files, samples)
     packed = [
@@ -114,11 +107,7 @@ def gate_table(files: RunFiles, samples: Samples) -> PageTable:
 
 # ------------------------------------------------------------------------------------------------------- attention
 def attention(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about attention.
-
-    The attention maps show the attention of group prompts, label queries or the class token over the patches of the
-    sample images.
-    """
+    """Return maps of the attention of group prompts, label queries or the class token over patches of sample images."""
     samples = files.samples
     maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
@@ -133,16 +122,10 @@ def attention(files: RunFiles) -> list[Any]:
 def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
     """Return attention maps of one kind for the widget. At most MOST_QUERIES maps are kept per image.
 
-    Args:
-      files: the files of the run.
-      samples: the sample images.
-      kind: the kind of the queries, a key of `samples.attention`.
-      values: f16[S,Q,N], the attention of each query over the patches.
-
-    Returns:
-      `name` (the kind), `queries` (index -> name), `shown` (the indices of the kept queries for each image), `peaks`
-      (ratio of the maximum of each map to uniform attention), and `maps` (the maps divided by their maximum, as bytes
-      in base64).
+    `kind` is a key of `samples.attention`, and `values`, f16[S,Q,N], the attention of each query over the patches. The
+    result has `name` (the kind), `queries` (index -> name), `shown` (the indices of the kept queries for each image),
+    `peaks` (ratio of the maximum of each map to uniform attention), and `maps` (the maps divided by their maximum, as
+    bytes in base64).
     """
     images, queries, tokens = values.shape
     names, most = query_names(kind, queries, files.names, samples.prompts), min(queries, MOST_QUERIES)

@@ -46,14 +46,10 @@ def why_rough(files: RunFiles) -> str:
 
 
 def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
-    """Return the 95 % intervals of the metrics of the main split, from a bootstrap over its images.
+    """Return metric -> (low, high): 95 % intervals on the main split, as fractions, from a bootstrap over its images.
 
-    Args:
-      files: the files of the run.
-      resamples: the number of resamples. For a large split, it is reduced to at least FEWEST.
-
-    Returns:
-      Metric -> (low, high), as fractions. {} if the run has no stored scores or has more than MOST_LABELS labels.
+    For a large split, `resamples` is reduced to at least FEWEST. The result is {} if the run has no stored scores or
+    has more than MOST_LABELS labels.
     """
     scored = files.scored
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
@@ -73,10 +69,7 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
 
 # ---------------------------------------------------------------------------------------------------------- header
 def header(files: RunFiles) -> list[Any]:
-    """Return the parts of the summary: the main metrics with their intervals, notes, and facts about the run.
-
-    The facts include the model, the data set and the selected step.
-    """
+    """Return the main metrics with intervals, notes, and facts such as the model, data set and selected step."""
     notes = [why_rough(files)]
     if not files.results:
         notes.append("No split is evaluated yet; results are written when training ends, or by mlmoe eval.")
@@ -125,8 +118,8 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 def training_curves(files: RunFiles) -> list[Any]:
     """Return charts over the training steps.
 
-    They show the loss and its terms, the mAP and the selection metric, the learning rate, the gradient norm, the
-    images per second, and the share of time spent waiting for data.
+    They show the loss and its terms, the mAP and the selection metric, the learning rate, the gradient norm, the images
+    per second, and the share of time spent waiting for data.
     """
     rows = files.rows
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -151,14 +144,9 @@ def training_curves(files: RunFiles) -> list[Any]:
 
 
 def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return at most MOST_POINTS points of a training curve. Each point is the mean over consecutive logged steps.
+    """Return at most MOST_POINTS points of the value `key` in the rows of metrics.jsonl: means over consecutive rows.
 
-    Args:
-      rows: the rows of metrics.jsonl.
-      key: the logged value.
-
-    Returns:
-      One dict per point: step (the last step of the point), value and series (`key`).
+    The keys of a point are step (its last step), value and series (`key`).
     """
     logged = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     chunks = np.array_split(np.array(logged, np.float64), min(len(logged), MOST_POINTS)) if logged else []
@@ -185,10 +173,9 @@ def cost(files: RunFiles) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------- config
 def settings(files: RunFiles) -> list[Any]:
-    """Return the parts of the section about the config.
+    """Return tables of the changed keys of the config, of the keys with their default, and of the training's starts.
 
-    The parts are a table of the keys with a changed value, a table of the keys with their default value, and a table
-    of the starts of the training with the devices and library versions.
+    The starts are listed with the devices and library versions.
     """
     default = configuration.flatten(default_config())
     keys = [(key, repr(value), repr(default.get(key))) for key, value in configuration.flatten(files.config).items()]

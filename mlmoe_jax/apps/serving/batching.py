@@ -17,7 +17,6 @@ class _Waiting:
     """An image in the queue.
 
     Attributes:
-      image: the decoded image.
       kind: the kind of output to compute, see `Batcher`.
       answer: the future that receives the output.
       since: the time of arrival, in the clock of the event loop.
@@ -35,7 +34,6 @@ class Batcher:
     All images of a batch have the same kind of output, such as LABELED or EXPLAINED of labeler.py.
 
     Args:
-      labeler: the model.
       observe: function that is called with the number of images of each batch.
       wait: the longest time in seconds that an image waits for more images while no batch is in progress.
       more_expected: function that returns whether more images will arrive soon. If it returns False, no image waits.
@@ -116,10 +114,7 @@ class Batcher:
         return oldest.since + self._wait - asyncio.get_running_loop().time()
 
     def _take_batch(self) -> list[_Waiting]:
-        """Remove the next batch from the queue and return it.
-
-        The images of the batch have the kind of the oldest image, and are in the order of their arrival.
-        """
+        """Remove and return the next batch: images of the kind of the oldest image, in the order of their arrival."""
         kind = self._queue[0].kind
         same_kind = [waiting for waiting in self._queue if waiting.kind == kind]
         batch = same_kind[: self._labeler.next_batch_size(len(same_kind), kind)]

@@ -96,13 +96,8 @@ class LimitedConnection(H11Protocol):
 class LimitedServer(uvicorn.Server):
     """A server of limited connections that ends the process if it still runs STOP_SECONDS after a signal.
 
-    Args:
-      app: the application.
-      service: the service of the application.
-      code: the exit code after SIGTERM.
-
-    Attributes:
-      deadline: the timer that ends the process. Cancel it once the server has stopped.
+    `code` is the exit code after SIGTERM. `deadline` is the timer that ends the process: cancel it once the server has
+    stopped.
     """
 
     def __init__(self, app: ASGIApp, service: Service, code: int):

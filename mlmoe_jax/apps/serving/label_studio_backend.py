@@ -35,20 +35,14 @@ _MOST_VALUES = 300_000  # names, texts and objects of a request, and as many lis
 
 
 def add_label_studio_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of an ML backend of Label Studio to an application, below /label_studio.
-
-    Raises UserError under the conditions of `TaskImages`.
-    """
+    """Add the routes of an ML backend of Label Studio below /label_studio. UserError as by `TaskImages`."""
     predictor = service.labeler.predictor
     settings, version = predictor.run.config.serve, predictor.version
     task_images = TaskImages(settings.folder, settings.label_studio, service.limits.megabytes << 20)
 
     @app.get("/label_studio/health", include_in_schema=False)
     async def health() -> dict[str, str]:
-        """Return the HTTP status 200, even while the model is being compiled.
-
-        Label Studio waits only one second for this response.
-        """
+        """Return the status 200, also while the model is compiled: Label Studio waits only one second for it."""
         return {"status": "UP", "model_class": version}
 
     @app.post("/label_studio/setup", include_in_schema=False)
@@ -95,15 +89,10 @@ def _predictions(
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
-    """Parse a request for predictions.
+    """Parse the body of a request for predictions, for a model with the given names of labels.
 
-    Args:
-      body: the body of the request.
-      labels: the names of the model's labels.
-
-    Returns:
-      The data of each task, and the name and the content of a Choices control of the labeling config: the control that
-      contains the largest number of `labels`.
+    Returns the data of each task, and the name and the content of a Choices control of the labeling config: the control
+    that contains the largest number of `labels`.
 
     Raises:
       HTTPException: the request has another form, has no tasks or more than a limit allows, or has no Choices control

@@ -25,17 +25,11 @@ _REPEATS, _SECONDS = 3, 0.5  # a batch size is timed at most 3 times, and for ab
 
 
 def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
-    """Return how many of n waiting images should be in the first batch, for n = 0, …, N.
+    """Return how many of n waiting images should be in the first batch, without padding, for n = 0, …, N.
 
     The images are split into batches so that the total time is as short as possible. A batch is padded to one of the
-    compiled batch sizes, of which N is the largest. For example, on a CPU, two batches of 4 and 1 images are faster
-    than one batch of 5 images that is padded to 16.
-
-    Args:
-      seconds: compiled batch size -> measured seconds per batch.
-
-    Returns:
-      A list of length N + 1; its element n is the size of the first batch for n images, without padding.
+    compiled batch sizes, of which N is the largest. `seconds` maps them to measured seconds per batch. For example, on
+    a CPU, two batches of 4 and 1 images are faster than one batch of 5 images that is padded to 16.
     """
     first, total = [0], [0.0]
     for images in range(1, max(seconds) + 1):
@@ -51,10 +45,8 @@ class Labeler:
 
     There are two kinds of batches: LABELED (without attention maps) and EXPLAINED (with attention maps).
 
-    Attributes:
-      predictor: the predictor.
-      gate_entries: name of a gate -> names of its entries.
-      sizes: kind of batch -> the compiled batch sizes, in increasing order.
+    `gate_entries` maps the name of a gate to the names of its entries, and `sizes` a kind of batch to the compiled
+    batch sizes, in increasing order.
     """
 
     def __init__(self, predictor: Predictor):
@@ -87,10 +79,7 @@ class Labeler:
             status(f"batches of {kind} images take {each}")
 
     def _time(self, images: Sequence[np.ndarray], kind: str) -> float:
-        """Return the time of one batch in seconds.
-
-        The result is the minimum of a few measurements, because other programs may use the machine.
-        """
+        """Return the seconds of one batch: the minimum of a few measurements, as other programs may use the machine."""
         times: list[float] = []
         while len(times) < _REPEATS and sum(times) < _SECONDS:
             started = time.perf_counter()
@@ -99,24 +88,14 @@ class Labeler:
         return min(times)
 
     def next_batch_size(self, waiting: int, kind: str) -> int:
-        """Return the number of images in the next batch that minimizes the time until all waiting images are labeled.
-
-        Args:
-          waiting: the number of waiting images.
-          kind: the kind of batch.
-        """
+        """Return the size of the next batch that minimizes the time until all waiting images are labeled."""
         return self._batch_sizes[kind][min(waiting, self.sizes[kind][-1])]
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Prediction]:
-        """Apply the model to one batch of images.
+        """Apply the model to one batch of images, u8[H,W,3] each; at most as many as the largest of `sizes[kind]`.
 
-        Args:
-          images: u8[H,W,3] each; at most as many as the largest of `sizes[kind]`.
-          kind: LABELED or EXPLAINED.
-
-        Returns:
-          One prediction per image, without the batch axis: the logits, the gates and, for EXPLAINED, the attention maps
-          and the grid of patches.
+        Returns one prediction per image, without the batch axis: the logits, the gates and, for the kind EXPLAINED
+        instead of LABELED, the attention maps and the grid of patches.
         """
         size = fitting_size(len(images), self.sizes[kind])
         stacked = np.zeros((size, *images[0].shape), np.uint8)

@@ -35,20 +35,17 @@ _MOST_DROPPED = 64 << 20  # bytes of an unread body
 class Guard:
     """An ASGI middleware for security headers, whole request bodies and metrics.
 
-    It refuses requests that a web page of another site sends, adds HEADERS to every response, and counts the responses.
+    It refuses requests that a web page of another site sends, adds HEADERS to every response, and counts the responses
+    by path. Paths that the application does not have are counted together.
 
     Many clients read the response only after they have sent the whole body, and fail if the connection is closed
-    earlier. Therefore, the rest of the body is read and dropped before the response begins. Reading stops at the
-    time limit of the request or after _MOST_DROPPED bytes. Nothing is read if the client waits for permission to
-    send the body (header Expect).
+    earlier. Therefore, the rest of the body is read and dropped before the response begins. Reading stops at the time
+    limit of the request or after _MOST_DROPPED bytes. Nothing is read if the client waits for permission to send the
+    body (header Expect).
 
-    Args:
-      app: the application.
-      service: the service, with the time limit of a request and the counters of responses by path. Requests for paths
-        that the application does not have are counted together.
-      hosts: the host names that the header Host may have; empty = all. A server on a loopback address must check the
-        host name. Otherwise, a web page of another site could reach it with DNS rebinding, by a name of that site which
-        resolves to this machine.
+    `hosts` are the host names that the header Host may have; empty = all. A server on a loopback address must check the
+    host name. Otherwise, a web page of another site could reach it with DNS rebinding, by a name of that site which
+    resolves to this machine.
     """
 
     def __init__(self, app: FastAPI, service: Service, hosts: Collection[str]):

@@ -68,10 +68,8 @@ async def _parts(request: Request, limits: Limits) -> AsyncIterator[bytes]:
 async def read_request_images(request: Request, limits: Limits) -> RequestImages:
     """Return (name, encoded content) of each image of a request to /predict.
 
-    The name is the file name that the client sends, or "image" with a number.
-
-    Raises:
-      HTTPException: the body is neither an image nor a form, has no image, or exceeds a limit.
+    The name is the file name that the client sends, or "image" with a number. Raises HTTPException if the body is
+    neither an image nor a form, has no image, or exceeds a limit.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == MULTIPART:

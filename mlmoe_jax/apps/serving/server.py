@@ -42,12 +42,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
-    """Return the ASGI application of a service. The model is compiled when the application starts.
-
-    Args:
-      service: the service.
-      hosts: the host names that the header Host may have, as in `Guard`; () = all.
-    """
+    """Return the ASGI application, which compiles the model when it starts; `hosts` as in `Guard`, () = all."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -135,18 +130,12 @@ def serve(
     """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
     Requests that are not answered within `connections.ANSWER_SECONDS` are refused. If the server still runs after
-    `connections.STOP_SECONDS`, as when it compiles, the process ends.
+    `connections.STOP_SECONDS`, as when it compiles, the process ends. The exit code is 0 after SIGTERM, or 3 if the
+    newest checkpoint is damaged and an older checkpoint was used.
 
     Args:
-      folder: the run folder.
-      overrides: as in `Predictor.from_run`.
-      host: the address to listen on.
+      overrides: as in `Predictor.from_run`, like `checkpoint`.
       port: the port to listen on; 0 = any free port.
-      checkpoint: as in `Predictor.from_run`.
-
-    Returns:
-      An outcome with the exit code: 0 after SIGTERM, or 3 if the newest checkpoint is damaged and an older checkpoint
-      was used.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.

@@ -60,9 +60,7 @@ def require_readable(results: Sequence[dict[str, Any]]) -> None:
 class ServerMetrics:
     """The Prometheus metrics of one server.
 
-    Args:
-      sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
-      gauges: a function for each name in _GAUGES, which returns its value.
+    `sizes` are the buckets of the histogram of batch sizes. `gauges` has a function for each name in _GAUGES.
     """
 
     def __init__(self, sizes: tuple[int, ...], **gauges: Callable[[], int]):
@@ -83,19 +81,12 @@ class ServerMetrics:
 class Service:
     """The service that labels the images of requests.
 
-    Args:
-      labeler: the model.
-      limits: the limits of requests.
-      compiled: function that is called when the model is compiled, with None or the error of the compilation.
+    `compiled` is called when the model is compiled, with None or the error of the compilation.
 
     Attributes:
-      labeler: the model.
-      limits: the limits of requests.
       state: STARTING, READY or STOPPING.
-      active: the number of places in use: one per image in progress, and one per request whose images are not known
-        yet.
+      active: the places in use: one per image in progress, and one per request whose images are not known yet.
       readers: the processes that decode images.
-      metrics: the Prometheus metrics.
     """
 
     def __init__(
@@ -268,15 +259,10 @@ class Service:
         return answer
 
     def _attention(self, image: np.ndarray, output: Prediction) -> dict[str, Any]:
-        """Return the attention maps of an image as a dict that can be written as JSON.
+        """Return the attention maps for `image`, the model's input u8[H,W,3], as a dict that can be written as JSON.
 
-        Args:
-          image: u8[H,W,3], the input of the model.
-          output: the prediction for the image.
-
-        Returns:
-          `image` (a data URL of a JPEG file), `grid` (rows and columns of patches) and `maps`: kind of attention -> the
-          names of the queries, and their weights over the patches.
+        Keys: `image` (a data URL of a JPEG file), `grid` (rows and columns of patches) and `maps`: kind of attention ->
+        the names of the queries, and their weights over the patches.
         """
         jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
         names, prompts = self.labeler.predictor.names, list_prompts(self.labeler.predictor.run.config)

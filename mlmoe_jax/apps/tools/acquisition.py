@@ -1,18 +1,14 @@
 """Acquisition functions of active learning, which choose the images to label next.
 
 Shape letters: N images, K labels, D features, M labeled images, C chosen images.
-
-`uncertain` chooses the images with the highest uncertainty (D. D. Lewis and W. A. Gale, "A sequential algorithm for
-training text classifiers", SIGIR 1994). The uncertainty is the mean entropy of the predicted labels, in which rare
-labels have larger weights.
-
-`diverse` chooses images one after another. The next image is the image with the largest distance to its nearest chosen
-or labeled image (T. F. Gonzalez, "Clustering to minimize the maximum intercluster distance", Theoretical Computer
-Science 38, 1985). The largest distance of an image to its nearest chosen image is then at most twice the optimum.
-O. Sener and S. Savarese ("Active learning for convolutional neural networks: a core-set approach", ICLR 2018) use this
-method for active learning.
-
-`both` is like `diverse`, with the squared distances multiplied by the uncertainty.
+* `uncertain` chooses the images with the highest uncertainty (D. D. Lewis and W. A. Gale, "A sequential algorithm for
+  training text classifiers", SIGIR 1994): the mean entropy of the predicted labels, in which rare labels have larger
+  weights.
+* `diverse` chooses one after another the image with the largest distance to its nearest chosen or labeled image (T. F.
+  Gonzalez, "Clustering to minimize the maximum intercluster distance", Theoretical Computer Science 38, 1985). The
+  largest distance of an image to its nearest chosen image is then at most twice the optimum. O. Sener and S. Savarese
+  ("Active learning for convolutional neural networks: a core-set approach", ICLR 2018) use it for active learning.
+* `both` is like `diverse`, with the squared distances multiplied by the uncertainty.
 """
 
 from __future__ import annotations
@@ -32,8 +28,8 @@ class Candidates:
     """The images from which to choose.
 
     Attributes:
-      uncertainty: f64[N], the uncertainty of each image, see `entropy`.
-      features: f32[N,D], the features of each image, scaled to Euclidean norm 1, see `normalize`.
+      uncertainty: f64[N], see `entropy`.
+      features: f32[N,D], scaled to Euclidean norm 1, see `normalize`.
       labeled: f32[M,D], the scaled features of the images that have labels already; M may be 0.
     """
 
@@ -43,10 +39,7 @@ class Candidates:
 
 
 def entropy(scores: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " k"]) -> Float[np.ndarray, " n"]:
-    """Return the uncertainty of each image: the weighted mean over labels of the binary entropy, in bits.
-
-    The uncertainty is 0 if all probabilities are 0 or 1, and 1 if all are 1/2.
-    """
+    """Return the weighted mean over labels of the binary entropy in bits, 0 for probabilities 0 and 1, and 1 for ½."""
     present, absent = np.maximum(scores, TINY), np.maximum(1 - scores, TINY)
     return -(scores * np.log2(present) + (1 - scores) * np.log2(absent)) @ (weights / weights.sum())
 
@@ -72,21 +65,15 @@ def farthest_first(
     weights: Float[np.ndarray, " n"] | float = 1.0,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"]]:
-    """Choose images one after another by farthest-first traversal.
+    """Choose at most N images one after another by farthest-first traversal.
 
-    The next image maximizes the product of its weight and its squared distance to the nearest center. The centers are
-    the labeled images and the images chosen so far. Ties are broken by the order of the images. If there is no labeled
-    image, the first image is chosen by its distance to the mean of all features. Each choice costs one pass over the
-    features. The memory in addition to the features is O(N).
+    The next image maximizes the product of its weight and its squared distance to the nearest center: a labeled image
+    or an image chosen so far. Ties are broken by the order of the images. If there is no labeled image, the first image
+    is chosen by its distance to the mean of all features. Each choice costs one pass over the features and calls
+    `advance`. The additional memory is O(N). `weights` is f64[N], or one number for all.
 
-    Args:
-      count: at most N.
-      weights: f64[N], factors of the squared distances; or one number for all.
-      advance: is called once per chosen image.
-
-    Returns:
-      The rows of the chosen images in the order of the choice, and the distance of each chosen image to the nearest
-      center at the time of the choice.
+    Returns the rows of the chosen images in the order of the choice, and their distances to the nearest center at that
+    time.
     """
     features, labeled = candidates.features, candidates.labeled
     squares = _squared_lengths(features)
@@ -115,10 +102,7 @@ def _approach(
     squares: Float32[np.ndarray, " n"],
     centers: Float32[np.ndarray, "m d"],
 ) -> None:
-    """Update the squared distances to the nearest center in place, for additional centers.
-
-    `squares` are the squared Euclidean norms of the features.
-    """
+    """Update the squared distances to the nearest center in place; `squares` are the squared norms of the features."""
     gaps = features @ centers.T
     gaps *= -2
     gaps += _squared_lengths(centers)
@@ -135,15 +119,10 @@ METHODS = ("uncertain", "diverse", "both")  # values of --select
 def choose_images(
     method: str, candidates: Candidates, count: int, advance: Callable[[], None] = lambda: None
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"] | None]:
-    """Choose the images to label next.
+    """Choose the images to label next by one of METHODS.
 
-    Args:
-      method: one of METHODS.
-      advance: is called once per chosen image, to show progress; `uncertain` does not call it.
-
-    Returns:
-      The rows of the chosen images in the order in which to label them, and their distances as in `farthest_first`. For
-      `uncertain`, the distances are None.
+    Returns the rows in the order in which to label them, and the distances as in `farthest_first`. For `uncertain`, the
+    distances are None, and `advance`, which shows progress, is not called.
     """
     if method == "uncertain":
         return np.argsort(-candidates.uncertainty, kind="stable")[:count], None

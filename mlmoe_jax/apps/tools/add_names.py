@@ -28,7 +28,7 @@ class RunWithNames(OtherRun):
     def label_space(self) -> LabelSpace:
         """The labels of the run, and then the further ones.
 
-        Raises UserError if the vectors do not fit the labels of the run, or its scores of a label depend on the other
+        Raises UserError if the vectors do not fit the labels of the run, or its scores of a label depend on other
         labels.
         """
         source_config, known = read_run(self.folder)
@@ -38,12 +38,9 @@ class RunWithNames(OtherRun):
 
 
 def _require_open(source: RunWithNames, space: LabelSpace, trained: ModelDef) -> None:
-    """Raise UserError unless a model has values for further labels, and its labels are computed apart.
+    """Raise UserError unless the model has values for the further labels, and computes its labels independently.
 
-    Args:
-      source: the run, with the config of the model.
-      space: all labels.
-      trained: the structure of the model of the run, without the further labels.
+    `trained` is the structure of the model of the run, without the further labels.
     """
     config = source.config
     kind, head = config.model.head.kind, head_class(config)

@@ -19,15 +19,9 @@ from mlmoe_jax.runtime.text import quantity
 def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
     """Fit the calibration of a run according to `config.calibration`, and write it to thresholds.json.
 
-    If the run has fitted thresholds, they are fitted again to the calibrated scores, on the same split and with the
-    same goal.
-
-    Args:
-      folder: the run folder.
-      overrides: pairs of config key and text, for keys of the stage `calibrate`.
-
-    Returns:
-      A table to print, with the calibration metrics before and after the fit.
+    Fitted thresholds are fitted again to the calibrated scores, on the same split and with the same goal. `overrides`
+    are pairs of key and text, for keys of the stage `calibrate`. The returned table has the calibration metrics before
+    and after.
 
     Raises:
       UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or

@@ -40,16 +40,13 @@ SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     """Open every split of `config.data`, decode its images, and return a report that can be written as JSON.
 
-    Args:
-      sample: the largest number of images to decode per split, evenly spaced; 0 = all.
+    At most `sample` images per split are decoded, evenly spaced; 0 = all. Raises UserError if a split cannot be opened,
+    or has no positive label.
 
     Returns:
       `name` and `root` of the data set, `classes` (names), `splits` (name -> statistics), `duplicates` (images that are
-      in the data set twice), `usage` (what was given, used and left out), `problems` (sentences about errors that must
-      be corrected) and `warnings` (sentences about possible errors).
-
-    Raises:
-      UserError: a split cannot be opened, or has no positive label.
+        in the data set twice), `usage` (what was given, used and left out), `problems` (sentences about errors that
+        must be corrected) and `warnings` (sentences about possible errors).
     """
     splits = _open_splits(config)
     inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
@@ -186,11 +183,7 @@ def report_outcome(report: dict[str, Any]) -> Outcome:
 
 
 def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
-    """Return a table of statistics, with one column per split.
-
-    Args:
-      splits: name of each split -> its statistics, see `check_data`.
-    """
+    """Return a table with one column per split, from name of a split -> its statistics."""
     titles = {
         "images": "images",
         "groups": "  groups",
@@ -233,10 +226,9 @@ def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
-    """Return a table of the number and share of images with each class, with one row per class.
+    """Return a table of the number and share of images with each class, by decreasing frequency in the training split.
 
-    Rows are sorted by decreasing frequency in the training split. If there are more than SHOWN_CLASSES classes, the
-    rows in the middle are left out.
+    If there are more than SHOWN_CLASSES classes, the rows in the middle are left out.
     """
     columns, values = [Column("class", align="<")], [classes]
     for name, split in splits.items():

@@ -26,10 +26,7 @@ Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and
 
 # -------------------------------------------------------------------------------------------------------------- places
 def image_places(images: Iterable[tuple[Split, int]]) -> str:
-    """Return text that says where images are listed, such as "labels.csv lines 2, 7".
-
-    An image that is not listed in a table is named by its id.
-    """
+    """Return text such as "labels.csv lines 2, 7". An image that is not listed in a table is named by its id."""
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
     for split, row in images:
@@ -51,13 +48,7 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
 class LabelCounts:
     """The labels of a data set, and the number of images with each label in all splits together.
 
-    A label counts as present in an image if its code is positive or difficult.
-
-    Attributes:
-      splits: the splits.
-      names: the names of the labels.
-      counts: the number of images with each label.
-      images: the number of all images.
+    A label counts as present if its code is positive or difficult. `images` is the number of all images.
     """
 
     def __init__(self, splits: Sequence[Split]):
@@ -82,9 +73,8 @@ def _is_label(codes: np.ndarray) -> np.ndarray:
 def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]:
     """Return sentences about labels that are probably mistakes. Each label is in at most one sentence.
 
-    Args:
-      separator: the value of `data.separator` if a cell of the table lists the names of several labels, "" if each
-        image has a list of names, and None if the names are columns or folders.
+    `separator` is the value of `data.separator` if a cell of the table lists the names of several labels, "" if each
+    image has a list of names, and None if the names are columns or folders.
     """
     labels = LabelCounts(splits)
     reported: set[int] = set()
@@ -143,13 +133,10 @@ def _misspellings(labels: LabelCounts) -> Mistakes:
 def _is_typing_error(wrong: str, right: str) -> bool:
     """Return whether two names differ by one typing error.
 
-    The following differences count as a typing error:
     * Two adjacent letters are swapped.
     * One letter is added or left out, and the longer name has at least four letters.
     * One letter other than the first is replaced, and the name has at least six letters.
-
-    Short names are exempt, because they may be two different words, such as cat and car. Names with different digits
-    are different names.
+    Shorter names may be two different words, such as cat and car. Names with different digits are different names.
     """
     if re.findall(r"\d", wrong) != re.findall(r"\d", right):
         return False

@@ -32,14 +32,9 @@ _SHOWN = 10  # rows of a printed table
 
 @dataclass(frozen=True)
 class MetricChange:
-    """The values of a metric in two runs a and b, and their difference, as fractions.
+    """The values of a metric in two runs a and b, and their difference b − a, as fractions.
 
-    Attributes:
-      a: the value of run a.
-      b: the value of run b.
-      difference: b − a.
-      low: the lower end of the 95 % bootstrap interval of the difference, over resamples of the images.
-      high: the upper end of the interval.
+    `low` and `high` are the ends of the 95 % bootstrap interval of the difference, over resamples of the images.
     """
 
     a: float
@@ -56,14 +51,7 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """The change of the probability of one label for one image between two runs.
-
-    Attributes:
-      label: the name of the label.
-      positive: whether the image has the label.
-      a: the probability in run a.
-      b: the probability in run b.
-    """
+    """The change of the probability of one label for one image; `positive` is whether the image has the label."""
 
     label: str
     positive: bool
@@ -80,8 +68,7 @@ class ChangedImage:
     """An image whose probabilities differ between the runs.
 
     Attributes:
-      id: the id of the image in the data set.
-      change: the mean of |b − a| over the labels whose truth is known, where a and b are the probabilities of the runs.
+      change: the mean of |b − a| over the labels whose truth is known, for the probabilities a and b of the two runs.
       labels: the names of the present labels.
       moves: the labels with the largest changes of the probability, at most _MOVES.
     """
@@ -99,7 +86,6 @@ class Comparison:
     Attributes:
       a: the folder of run a.
       b: the folder of run b.
-      split: the name of the split.
       counts: numbers of images: `images` (with scores in both runs), `only_a`, `only_b` (in only one run) and `unread`
         (in both runs, but unreadable in at least one).
       metrics: name of a metric -> its change.
@@ -121,10 +107,7 @@ class Comparison:
 
 
 def first_shared_split(first: StoredRun, second: StoredRun) -> str:
-    """Return the name of a split for which both runs have scores. Test splits of the first run are preferred.
-
-    Raises UserError if there is no such split.
-    """
+    """Return a split for which both runs have scores, preferably a test split of the first; UserError if none."""
     for name in (*first.config.data.test_splits, *first.scored_splits):
         if name in first.scored_splits and name in second.scored_splits:
             return name
@@ -137,16 +120,10 @@ def first_shared_split(first: StoredRun, second: StoredRun) -> str:
 def compare_runs(
     first: StoredRun, second: StoredRun, *, split: str | None = None, resamples: int = RESAMPLES
 ) -> Comparison:
-    """Compare two runs on one split.
+    """Compare two runs on one split; None = `first_shared_split`.
 
     The metrics of both runs are computed with the settings of the first run: the threshold of predictions, and the
-    treatment of difficult labels.
-
-    Args:
-      first: run a.
-      second: run b.
-      split: name of the split; None = `first_shared_split`.
-      resamples: number of bootstrap resamples of the images, for the intervals.
+    treatment of difficult labels. `resamples` is the number of bootstrap resamples of the images.
 
     Raises:
       UserError: a run has no scores, the runs have different labels or a different truth, or no image is in both runs.
@@ -173,10 +150,7 @@ def compare_runs(
 
 # ------------------------------------------------------------------------------------------------- matching the images
 def _match_images(first: StoredRun, second: StoredRun, split: str) -> tuple[SplitScores, SplitScores, dict[str, int]]:
-    """Return the scores of both runs for the images that are readable in both runs, and `Comparison.counts`.
-
-    The images and labels of both results are in the order of the first run.
-    """
+    """Return both runs' scores for images that both could read, in the first run's order, and `Comparison.counts`."""
     a, b = (run.measured_split(split) for run in (first, second))
     if different := sorted(set(first.labels) ^ set(second.labels)):
         raise UserError(f"the runs have different labels, such as {different[0]}; compare runs on the same labels")
@@ -194,14 +168,7 @@ def _match_images(first: StoredRun, second: StoredRun, split: str) -> tuple[Spli
 
 
 def _require_same_truth(first: StoredRun, second: StoredRun, a: SplitScores, b: SplitScores) -> None:
-    """Raise UserError if the true labels of an image differ between the runs.
-
-    Args:
-      first: run a.
-      second: run b.
-      a: the scores of run a.
-      b: the scores of run b for the same images and labels.
-    """
+    """Raise UserError if the true labels of an image differ. `a` and `b` have the same images and labels."""
     differs = np.argwhere(a.codes != b.codes)
     if len(differs):
         row, k = differs[0]
@@ -215,15 +182,9 @@ def _require_same_truth(first: StoredRun, second: StoredRun, a: SplitScores, b: 
 def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int
 ) -> tuple[list[str], list[MetricChange]]:
-    """Return the names of the M metrics, and M + K changes.
+    """Return the names of the M metrics, and the changes of these metrics and then of the AP of the K labels.
 
-    The changes are the changes of the M metrics, followed by the changes of the average precision of the K labels.
-
-    Args:
-      measures: the functions that compute the metrics of run a and of run b.
-      split: the name of the split, for the progress bar.
-      images: the number of images.
-      resamples: the number of bootstrap resamples.
+    `measures` compute the metrics of run a and of run b. `images` is the number of images.
     """
 
     def values(measure: WeightedMetrics, weights: np.ndarray) -> np.ndarray:
@@ -249,13 +210,7 @@ def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Seque
     """Return the at most CHANGED_IMAGES images whose probabilities changed most, sorted by decreasing change.
 
     The change of an image is the mean of |b − a| over its known labels. Images without a change are left out. Ties are
-    broken by the order of the images.
-
-    Args:
-      a: the scores of N readable images in run a.
-      b: the scores of the same images in run b.
-      truth: the true labels of the images.
-      labels: names of the K labels.
+    broken by the order of the images. `a` and `b` have the scores of the same N readable images and K labels.
     """
     known = truth.valid
     distances = np.where(known, np.abs(b.scores - a.scores), 0.0)
@@ -277,12 +232,8 @@ def _score_changes(
 ) -> tuple[ScoreChange, ...]:
     """Return the at most _MOVES labels of one image with the largest changes, sorted by decreasing change.
 
-    Args:
-      a: f64[K], the probabilities in run a.
-      b: f64[K], the probabilities in run b.
-      distances: f64[K], |b − a|; 0 for labels whose truth is not known.
-      positive: bool[K], whether the image has each label.
-      labels: names of the K labels.
+    `a`, `b` and `distances` are f64[K], and `positive` is bool[K]. The distances |b − a| are 0 for labels of unknown
+    truth.
     """
     largest = np.argsort(-distances, kind="stable")[:_MOVES]
     return tuple(
@@ -292,19 +243,10 @@ def _score_changes(
 
 # --------------------------------------------------------------------------------------------------------- the command
 def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None) -> Outcome:
-    """Compare two runs on one split.
+    """Compare two runs on one split, and return a heading, a table of changes, and a table of the most changed images.
 
-    Args:
-      a: the folder of run a.
-      b: the folder of run b.
-      split: as in `compare_runs`.
-      output: path of a CSV file to write with all changes, as fractions; None = no file.
-
-    Returns:
-      The parts to print: a heading, a table of changes, and a table of the images that changed most.
-
-    Raises:
-      UserError: `a` and `b` are the same folder, or under the conditions of `compare_runs`.
+    `output` is the path of a CSV file for all changes, as fractions; None = no file. Raises UserError if `a` and `b`
+    are the same folder, or under the conditions of `compare_runs`.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")

@@ -38,9 +38,8 @@ _FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("conte
 class Inspection(NamedTuple):
     """The results of decoding the images of a split.
 
-    Attributes:
-      images: one record per readable image, with the fields _FIELDS (row, size and hashes).
-      errors: row of each unreadable image -> its error.
+    `images` has one record per readable image, with the fields _FIELDS (row, size and hashes). `errors` maps the row of
+    each unreadable image to its error.
     """
 
     images: np.recarray
@@ -50,12 +49,7 @@ class Inspection(NamedTuple):
 def inspect_images(
     split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
 ) -> Inspection:
-    """Decode images of a split, in one thread per CPU core.
-
-    Args:
-      rows: i64[n], the rows of the images to decode.
-      advance: function that is called after each image, to show progress.
-    """
+    """Decode the images in `rows`, in one thread per CPU core. `advance` is called after each, to show progress."""
     readable, errors = [], {}
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), IMAGES_PER_MAP):
@@ -91,11 +85,7 @@ def _perceptual_hash(pixels: np.ndarray) -> int:
 class Duplicates:
     """Images of the split `second` that are also in the split `first`. Both may be the same split.
 
-    Attributes:
-      kind: what the images have in common, a key of SAMENESS.
-      first: the first split.
-      second: the second split.
-      pairs: pairs (row in `first`, row in `second`) of the same image.
+    `kind` says what the images have in common, a key of SAMENESS. `pairs` are (row in `first`, row in `second`).
     """
 
     kind: str
@@ -115,10 +105,7 @@ class Duplicates:
 
     @property
     def is_leak(self) -> bool:
-        """Whether the duplicates are a leak between two splits, such as training images in a test split.
-
-        Images that are only similar are not a leak.
-        """
+        """Whether images are in two splits, such as training images in a test split. Similar images are not a leak."""
         return self.first is not self.second and self.kind != SIMILAR
 
     def document(self) -> dict[str, Any]:
@@ -144,13 +131,10 @@ class Duplicates:
 
 
 def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> list[Duplicates]:
-    """Return the duplicates within each split and between each two splits.
+    """Return the duplicates within each split and between each two splits, from `Inspection.images` of each split.
 
     For two splits, an image is reported for only one reason: an equal id, an equal file content, or a similar
     appearance, in this order of priority.
-
-    Args:
-      images: `Inspection.images` of each split.
     """
     inspected = list(zip(splits, images, strict=True))
     return [
@@ -163,12 +147,7 @@ def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> l
 def _duplicates_of(
     first: Split, second: Split, first_images: np.recarray, second_images: np.recarray
 ) -> Iterable[Duplicates]:
-    """Yield the duplicates of two splits, one `Duplicates` per kind. Both splits may be the same split.
-
-    Args:
-      first_images: `Inspection.images` of the first split.
-      second_images: `Inspection.images` of the second split.
-    """
+    """Yield one `Duplicates` per kind for two splits, or for one split with itself, from their `Inspection.images`."""
     same = first is second
 
     def split_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -189,15 +168,11 @@ def _duplicates_of(
 
 
 def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) for which first[i] and second[j] differ in at most CLOSE_BITS bits.
+    """Return the pairs (i, j) for which the hashes first[i] and second[j], u64, differ in at most CLOSE_BITS bits.
 
     Each j is in at most one pair, with the smallest such i. Hashes of `first` with fewer than PLAIN_BITS set bits are
-    ignored. If there are more than MOST_COMPARED hashes, the result is [].
-
-    Args:
-      first: u64[N], perceptual hashes.
-      second: u64[M], perceptual hashes.
-      same: whether both are the hashes of the same split; then only pairs with i < j are returned.
+    ignored. If there are more than MOST_COMPARED hashes, the result is []. If both are the hashes of the `same` split,
+    only pairs with i < j are returned.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
         status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")

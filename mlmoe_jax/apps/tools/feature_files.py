@@ -29,10 +29,8 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
         SPLIT.cls.npy        f32[N,D], class tokens or pooled features, if the head of the config reads them
         SPLIT.patches.npy    f32[N,h,w,D], patch features, if the head of the config reads them
 
-    With `data.bad_images=skip`, the features of unreadable images are nan.
-
-    Raises:
-      UserError: the config has prompts or other adapters. They would be untrained.
+    With `data.bad_images=skip`, the features of unreadable images are nan. Raises UserError if the config has prompts
+    or other adapters, which would be untrained.
     """
     if adapters := describe_adapters(config):
         raise UserError(f"mlmoe features needs a backbone without {adapters}; take a config such as linear_probe")

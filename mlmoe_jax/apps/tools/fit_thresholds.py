@@ -31,15 +31,10 @@ _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected m
 def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
     """Fit the thresholds of a run according to `config.thresholds`, and write them to thresholds.json.
 
-    If the run has a calibration, the thresholds are fitted to the calibrated scores.
-
-    Args:
-      folder: the run folder.
-      overrides: pairs of config key and text, for keys of the stage `fit`. If either `thresholds.precision` or
-        `thresholds.miss_rate` is given and `thresholds.goal` is not, the given key is also the goal.
-
-    Returns:
-      A table to print, with the metrics before and after the fit.
+    The thresholds are fitted to the calibrated scores, if the run has a calibration. `overrides` are pairs of key and
+    text, for keys of the stage `fit`. If `thresholds.precision` or `thresholds.miss_rate` is given and
+    `thresholds.goal` is not, the given key is also the goal. The returned table has the metrics before and after the
+    fit.
 
     Raises:
       UserError: the split to fit on is one of the test splits whose metrics the run reports, the split has no stored
@@ -63,8 +58,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
     """Hold the lock of the results, from the reading of the run, which is returned, to the writing of the thresholds.
 
-    Raises:
-      UserError: the folder has no results, or a training writes to it, whose end would replace the thresholds.
+    Raises UserError if the folder has no results, or a training writes to it, whose end would replace the thresholds.
     """
     StoredRun(folder).require_results()
     with folder.changing_results():  # a training that starts from here on waits for the lock, see `write_fixed`
@@ -76,16 +70,10 @@ def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
 def open_split_to_fit(
     run: StoredRun, overrides: Sequence[tuple[str, str]], stage: str
 ) -> tuple[ConfigDict, SplitScores]:
-    """Return the config of a run with `overrides`, and the stored scores of the split to fit on.
+    """Return the config of a run with `overrides`, pairs of key and text, and the stored scores of the split to fit on.
 
-    Args:
-      run: the run, whose config is changed.
-      overrides: pairs of config key and text.
-      stage: the stage of the fit, `fit` or `calibrate`.
-
-    Raises:
-      UserError: the stage does not read a key of `overrides`, the split to fit on is a test split whose metrics the run
-        reports, or it has no stored scores.
+    Raises UserError if the stage, `fit` or `calibrate`, does not read a given key, or the split to fit on has no stored
+    scores or is a test split whose metrics the run reports.
     """
     config = run.config
     for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
@@ -104,14 +92,10 @@ def open_split_to_fit(
 
 
 def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str], document: Any) -> Table:
-    """Return a table of metrics before and after a fit, in percent.
+    """Return a table of metrics before and after a fit, in percent, with `notes` as lines below it.
 
-    Args:
-      fit: a dict with the keys split (name), before and after (metric -> value): `Thresholds.source`, or
-        `Thresholds.calibration`.
-      headings: the headings of the columns with the metrics before and after the fit.
-      notes: lines below the table.
-      document: the value of the table in the JSON output.
+    `fit` is `Thresholds.source` or `Thresholds.calibration`: a dict with the keys split (name), before and after
+    (metric -> value). `document` is the value of the table in the JSON output.
     """
     before, after = headings
     columns = [
@@ -126,8 +110,8 @@ def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str
 def fitted_lines(thresholds: Thresholds) -> list[str]:
     """Return lines of text about fitted thresholds.
 
-    The first line has the goal of the fit and the range of the thresholds. If there are such labels, further lines list
-    the labels that share one threshold, and the labels that are never predicted.
+    The first has the goal of the fit and the range of the thresholds. Further lines, if any, list the labels that share
+    one threshold, and the labels that are never predicted.
     """
     source = thresholds.source
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]

@@ -134,10 +134,7 @@ def _photographs(item: str) -> list[str]:
 
 
 def _read_list(item: str) -> list[str]:
-    """Return the paths in the list of images `@FILE` or, for `-`, in the list on standard input.
-
-    Bytes that are not valid UTF-8 are preserved, as in `os.fsdecode`.
-    """
+    """Return the paths in a list `@FILE` or, for `-`, on standard input; invalid UTF-8 is kept as by `os.fsdecode`."""
     try:
         content = read_stream(sys.stdin.buffer, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
     except (OSError, ValueError) as error:

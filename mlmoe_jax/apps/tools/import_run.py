@@ -31,12 +31,10 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """Convert the checkpoint `config.init_from`, or the vectors `model.head.names`, to a run folder without training.
 
     The run folder can be used for evaluation, prediction and export. No image is read. With a checkpoint, the labels,
-    their order and their groups are taken from the training split of `config.data`, and training can resume from
-    step 0. For names, the data is not opened, and need not have labels yet; like a shared model, the run folder has the
-    values and no checkpoints.
-
-    Raises:
-      UserError: `init_from` is empty or cannot be read, or the folder already holds a run.
+    their order and their groups are taken from the training split of `config.data`, and training can resume from step
+    0. For names, the data is not opened, and need not have labels yet; like a shared model, the run folder has the
+    values and no checkpoints. Raises UserError if `init_from` is empty or cannot be read, or the folder already holds a
+    run.
     """
     configuration.validate(config)
     if has_checkpoint(folder) or (folder / ADAPTER).exists():

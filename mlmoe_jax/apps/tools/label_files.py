@@ -20,10 +20,9 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 
 def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
-    """Write the labels of every split of `config.data` in a format of a labeling tool.
+    """Write the labels of every split of `config.data` to `output`, a path in which {split} is the name of a split.
 
-    In the path `output`, {split} stands for the name of a split. Raises UserError if the images are not files or the
-    format cannot represent their names.
+    Raises UserError if the images are not files, or the labeling tool's format cannot represent their names.
     """
     form, splits = FORMATS[name], open_whole(config)
     if len(splits) > 1 and "{split}" not in output:
@@ -43,11 +42,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
 
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
-    """Return the description of the file to write for a split.
-
-    The path of an image is relative to the folder of the data set. If the image is outside this folder, its path is
-    absolute.
-    """
+    """Return the description of the file to write. Paths of images outside the folder of the data set are absolute."""
     images, root = split.images, find_root(data_config)
     if not isinstance(images, ImageFiles):
         raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
@@ -67,10 +62,7 @@ def _difficult_code(form: Format, treatment: str) -> int:
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the entry of each image of a split: its path in the file, and its labels; None if it is unlabeled.
-
-    The code `difficult` replaces DIFFICULT.
-    """
+    """Yield the path and the labels of each image, None if it is unlabeled; the code `difficult` replaces DIFFICULT."""
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
     for row, image in enumerate(images):

@@ -43,11 +43,9 @@ SHARD_IMAGES = 1024
 def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
     """Pack every split of `config.data` into a few large files, and return a table of the splits to print.
 
-    `output` is a folder, or an address such as gs://bucket/folder. The exit code is 130 if packing was stopped by a
-    signal. The same command then resumes it.
-
-    Raises:
-      UserError: an image is unreadable and `data.bad_images` is not skip, or the folder has other content.
+    `output` is a folder, or an address such as gs://bucket/folder. The exit code is 130 if a signal stopped packing.
+    The same command then resumes it. Raises UserError if an image is unreadable and `data.bad_images` is not skip, or
+    the folder has other content.
     """
     splits = open_whole(config)
     folder = Folder(epath.Path(output).expanduser())
@@ -72,8 +70,8 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
 def open_whole(config: ConfigDict) -> list[Split]:
     """Open all splits of `config.data` with all their images, and with the classes of the training split.
 
-    The images that `data.val_fraction` would hold out stay in the training split. When the packed data set is used with
-    the same config, they are held out again.
+    The images of `data.val_fraction` stay in the training split. A use of the packed data with the same config holds
+    them out again.
     """
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
@@ -102,13 +100,8 @@ def _find_complete(
 ) -> dict[str, dict[str, Any]]:
     """Return file name -> entry of the manifest for each shard in the folder that need not be written.
 
-    The images of all other shards are new or have changed. Until they are written, the manifest does not list their
-    splits.
-
-    Args:
-      shards: name of each split -> its shards.
-      manifest: is changed and written if a split in it is out of date.
-      skip_bad: whether a shard may lack images that could not be read.
+    The images of all other shards are new or have changed. Until they are written, `manifest` does not list their
+    splits; it is changed and written if needed. If `skip_bad`, a shard may lack images that could not be read.
     """
     entries, changed = {}, []
     for split, planned in shards.items():
@@ -145,10 +138,9 @@ def _write(
 
 
 def _read_entry(folder: Folder, shard: Shard) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the manifest entry of a shard in the folder, and the positions of the images that have changed since.
+    """Return the manifest entry of a shard, and the positions of the images that have changed since it was written.
 
-    The entry is None if the shard is missing or incomplete. Raises UserError if the shard was written from other
-    images, labels or groups.
+    The entry is None if the shard is missing or incomplete. UserError if it has other images, labels or groups.
     """
     if not (folder / shard.sidecar).exists():
         return None, []
@@ -167,7 +159,7 @@ def _read_entry(folder: Folder, shard: Shard) -> tuple[dict[str, Any] | None, li
 
 # -------------------------------------------------------------------------------------------------------- the manifest
 def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
-    """Return the manifest that is stored in the folder. If the folder is new, write a manifest without splits first.
+    """Return the manifest in the folder. If the folder is new, write a manifest without splits first.
 
     Raises UserError if the folder was packed from another data set or with other settings, or has other content.
     """
@@ -201,10 +193,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
 
 
 def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Write the file of labels of a split, and return the entry of the split for the manifest.
-
-    `entries` are those of its shards, which are all complete.
-    """
+    """Write the file of labels of a split with complete shards, and return its manifest entry from their `entries`."""
     left_out = [item["row"] for shard in entries for item in shard["left_out"]]
     rows = np.delete(np.arange(len(split)), left_out)
     if not len(rows):

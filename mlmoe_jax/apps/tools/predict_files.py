@@ -46,19 +46,17 @@ def predict_files(
     """Label images and write one row per image.
 
     Args:
-      open_predictor: returns the model. It is called after the images are found.
+      open_predictor: is called after the images are found.
       items: the values of `--images`, see image_list.py.
       target: where to write the rows, see `choose_target`.
       batch_size: approximate number of images per batch, as `most` in `Predictor.even_batch`.
-      top_k: as in `Predictor.stream`.
-      gates: as in `Predictor.stream`.
-      select: if given, the `method` of `select_images`; only the images that it chooses are labeled. None = all images.
-      count: with `select`, the number of images to choose.
+      top_k: as in `Predictor.stream`, like `gates`.
+      select: the `method` of `select_images`, to label only the `count` images that it chooses; None = all images.
 
     Returns:
       The labels of the first images to print, and the numbers of images for --json. Both are empty if the rows are
-      written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
-      otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
+        written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
+        otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
     paths, usages = _shared_image_list(items, repeats=not select and target.kind not in FORMATS)
     predictor = open_predictor()
@@ -82,8 +80,8 @@ def predict_files(
 def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
     """Return the images to label, which are equal in all processes of a job. Only the first process has the accounts.
 
-    The first process makes the list, because only it has standard input, and sends it to all other processes. If it
-    finds no image, it raises UserError, which ends the job.
+    Only it has standard input. It makes and sends the list, or raises UserError, which ends the job, if there is no
+    image.
     """
     found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
     return found._replace(paths=distributed.broadcast_from_first(found.paths))
@@ -102,14 +100,12 @@ def choose_target(
     """Return where predictions are written: a .csv or .jsonl file, standard output, or the file of a labeling tool.
 
     Args:
-      output: the value of `--output`: a path, or - for standard output. If it is None or "" and `json_lines` is False,
-        the target is the file predictions.csv in `folder`. With `select`, the name is selected.csv. With `gates`, the
-        suffix is .jsonl, because gate weights are lists, which do not fit into CSV cells. If somebody has edited an
-        earlier file of this name, it is kept under another one.
-      folder: the folder of the default file.
-      json_lines: whether standard output gets JSON lines instead of CSV. If True, standard output is also the default.
-      gates: whether the rows have gate weights.
-      form: name of the format of a labeling tool; None = CSV or JSON lines. These formats require `output`.
+      output: a path, or - for standard output. If it is None or "" and `json_lines` is False, the target is
+        predictions.csv in `folder`, or selected.csv with `select`. If somebody has edited an earlier file of this name,
+        it is kept under another one.
+      json_lines: whether standard output, then the default, gets JSON lines instead of CSV.
+      gates: whether the rows have gate weights. The default suffix is then .jsonl, as lists do not fit into CSV cells.
+      form: name of the format of a labeling tool, which requires `output`; None = CSV or JSON lines.
       select: whether the rows have the ranks of selected images.
 
     Raises:
@@ -146,23 +142,14 @@ class ResultRows:
     """The format of the rows of predictions in a CSV or JSON lines file.
 
     The columns of a CSV file are image, labels (the assigned labels, see `formats.join_names`), error, and one column
-    of scores per label. With `top_k`, the columns are image, error, label_1, score_1, label_2, score_2, …, by
-    decreasing score.
+    of scores per label. With `top_k`, they are image, error, label_1, score_1, label_2, score_2, …, by decreasing
+    score. A JSON line has the keys image and error for an unreadable image, and otherwise image, labels, scores (label
+    -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores have only these
+    labels, by decreasing score.
 
-    A JSON line has the keys image and error for an unreadable image. Otherwise, its keys are image, labels, scores
-    (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores have
-    only the `top_k` labels with the highest scores, by decreasing score.
-
-    If labels are ranked, a CSV file has one more column per label, such as "rank sea", or with `top_k` label_1,
+    If labels are `ranked`, a CSV file has one more column per label, such as "rank sea", or with `top_k` label_1,
     score_1, rank_1, …, and a JSON line has the key ranks (label -> rank). Labels are then in the order of the ranks.
-
-    With a selection, the columns or keys SELECTION_COLUMNS follow image.
-
-    Attributes:
-      names: names of all labels.
-      top_k: number of labels per image; None = labels are assigned by thresholds, and scores have all labels.
-      selection: path of an image -> its values of SELECTION_COLUMNS; empty without a selection.
-      ranked: whether the rows have the ranks of the labels.
+    With a selection (path of an image -> its values of SELECTION_COLUMNS), these columns or keys follow image.
     """
 
     names: Sequence[str]
@@ -171,10 +158,7 @@ class ResultRows:
     ranked: bool = False
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-        """Write one row per result to a target of the kind csv or jsonl.
-
-        Raises UserError if a label has the name of another column of the CSV file.
-        """
+        """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""
         heading = self.heading()
         if target.kind == "csv" and len(set(heading)) < len(heading):
             raise UserError(
@@ -234,10 +218,9 @@ class ResultRows:
 
 
 def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-    """Write the predictions of the readable images to the file of a labeling tool.
+    """Write the predictions of the readable images in the format `target.kind` of a labeling tool.
 
-    The kind of the target is the name of the format. Raises UserError if the format cannot represent the names of the
-    images or labels.
+    Raises UserError if the format cannot represent the names of the images or labels.
     """
     form = FORMATS[target.kind]
     form.require(file)

@@ -94,10 +94,7 @@ def _level_folder(folder: RunFolder, level: Level) -> RunFolder:
 
 
 def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
-    """Copy the files of the best level to the run folder of the pruning.
-
-    Checkpoints that an earlier call copied from another level are removed first.
-    """
+    """Copy the files of the best level to the run folder, after removing checkpoints copied from another level."""
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
@@ -115,13 +112,10 @@ def pruned_config(config: ConfigDict, level: Level) -> ConfigDict:
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
     """Return the levels of pruning for all combinations of a fraction of prompts and a fraction of segments to prune.
 
-    Prompts with the lowest importance are pruned first. Segments are ranked separately within each prompt. At least one
-    prompt is kept, and at least a quarter of the segments of each prompt, because the authors keep 4 of 16. Of several
-    levels with equal masks, only the first is returned.
-
-    Args:
-      importance: a result of `measure_importance`.
-      prune_config: `config.prune`.
+    Prompts with the lowest `importance` (see `measure_importance`) are pruned first. Segments are ranked separately
+    within each prompt. At least one prompt is kept, and at least a quarter of the segments of each prompt, because the
+    authors keep 4 of 16. Of several levels with equal masks, only the first is returned. `prune_config` is
+    `config.prune`.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
@@ -135,12 +129,9 @@ def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> 
 
 
 def _mask_text(importance: np.ndarray, level: float, *, at_least: int) -> str:
-    """Return a mask as text with one digit per entry: 0 = pruned, 1 = kept.
+    """Return one digit per entry: 0 for the fraction `level` with the lowest importance f64[n], 1 for kept entries.
 
-    Args:
-      importance: f64[n], the importance of each entry.
-      level: the fraction of entries to prune, with the lowest importance first.
-      at_least: the smallest number of entries to keep.
+    At least `at_least` entries are kept.
     """
     count = min(round(level * len(importance)), max(0, len(importance) - at_least))
     least = np.argsort(importance, kind="stable")[:count]
@@ -148,13 +139,11 @@ def _mask_text(importance: np.ndarray, level: float, *, at_least: int) -> str:
 
 
 def measure_importance(run: Run) -> dict[str, np.ndarray]:
-    """Return the importance of each mask entry: the mean of ∂loss/∂mask over the training batches of one epoch.
+    """Return the mean of ∂loss/∂mask over the training batches of one epoch, for each mask entry.
 
     The gradients keep their sign, as in the authors' code. The definition in the paper (Michel et al., sec. 4.1) takes
-    the absolute value. The weights are constant here, whereas the authors' code updates them at the same time.
-
-    Returns:
-      `tokens` f64[P] and `segments` f64[P,S], for P prompts with S segments each.
+    the absolute value. The weights are constant here, whereas the authors' code updates them at the same time. The
+    result has `tokens` f64[P] and `segments` f64[P,S], for P prompts with S segments each.
     """
     gradient = mean_gradient(run, list(MASK_PATHS.values()), "measure importance")
     return {name: gradient[path] for name, path in MASK_PATHS.items()}
@@ -184,8 +173,8 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
 def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
     """Write prune.csv, with one row per level.
 
-    The columns are the level, the numbers of kept prompts and of kept segments, and for each split the mAP and the
-    metric that chooses the level.
+    The columns are the level, the numbers of kept prompts and segments, and for each split mAP and the metric of the
+    choice.
     """
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]

@@ -25,18 +25,14 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 def select_images(
     predictor: Predictor, paths: Sequence[str], method: str, count: int, batch_size: int
 ) -> dict[str, dict[str, float | None]]:
-    """Choose `count` images to label next, from those in `paths` that have no labels in the data set of the run.
+    """Choose `count` images to label next by one of `acquisition.METHODS`, from those in `paths`.
 
-    Args:
-      paths: repeated paths are ignored.
-      method: one of `acquisition.METHODS`.
+    Repeated paths and images with labels in the data set of the run are ignored. Raises UserError if there are fewer
+    than `count` readable images without labels.
 
     Returns:
       Path of each chosen image -> rank, uncertainty and distance (keys SELECTION_COLUMNS), sorted by rank. `distance`
-      is None for the method `uncertain`.
-
-    Raises:
-      UserError: there are fewer than `count` readable images without labels.
+        is None for the method `uncertain`.
     """
     # Only the disk of the first process may have the data set.
     parts = _divide_by_labels(predictor.run, paths) if distributed.is_first() else None
@@ -80,10 +76,7 @@ def _candidates(
 
 
 def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the uncertainty f64[N] and the scaled features f32[N,D] of N images.
-
-    The uncertainty of an unreadable image is nan.
-    """
+    """Return the uncertainty f64[N], nan for unreadable images, and the scaled features f32[N,D] of N images."""
     weights = rarity(predictor.run.label_space.positives)
     uncertainty, features = np.full(len(paths), np.nan), np.zeros((len(paths), 0), np.float32)
     for rows, scores, vectors in predictor.embed(paths, batch_size=batch_size, task="features"):
@@ -95,11 +88,9 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
 
 
 def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the paths of the labeled images of a data set, and the paths of unlabeled images.
+    """Return the sorted paths of all existing images with labels in the data set of the run, and the other `paths`.
 
-    Returns:
-      The sorted paths of all existing images that have labels in the data set of the run, and the elements of `paths`
-      that have no labels there. If the data set cannot be opened, all `paths` count as unlabeled.
+    If the data set cannot be opened, all `paths` count as unlabeled.
     """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"

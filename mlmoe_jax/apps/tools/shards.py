@@ -29,9 +29,7 @@ RECORD_OPTIONS = "group_size:1,uncompressed"
 class Shard:
     """A shard to write: consecutive images of a split.
 
-    Attributes:
-      first_row: the row of the first image in the split.
-      source_sha256: the fingerprint of the split.
+    `first_row` is the row of the first image in the split, and `source_sha256` the fingerprint of the split.
     """
 
     file: str
@@ -85,7 +83,7 @@ class ShardWriter:
 
 
 def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
-    """Return whether image `row` is the one of `version`, [stamp, sha256], perhaps touched or copied since.
+    """Return whether an image is the one of `version`, [stamp, sha256], perhaps touched or copied since.
 
     Both texts are "" if the image had no bytes.
     """
@@ -96,7 +94,7 @@ def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
 
 
 def encode_image(data: bytes, name: str, writer: ShardWriter) -> bytes:
-    """Return the bytes to store for an image: `data`, its file, or a JPEG that is reduced to `writer.short_side`.
+    """Return the bytes to store: `data`, its file, or a JPEG that is reduced to `writer.short_side`.
 
     Every image is decoded, so that a shard has only readable images. A BadImage error calls it `name`.
     """

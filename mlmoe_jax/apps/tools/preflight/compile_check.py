@@ -51,7 +51,7 @@ class StepProgram:
     Attributes:
       arguments: name of an argument -> pytree of `jax.ShapeDtypeStruct`s with shardings.
       batch_size: number of images in the global batch.
-      extra_bytes: bytes per device of other arrays, which are not arguments but are in memory while the step runs.
+      extra_bytes: bytes per device of arrays that are not arguments, but in memory while the step runs.
     """
 
     step: Any
@@ -64,14 +64,9 @@ class StepProgram:
 
 
 class Programs:
-    """The training and evaluation steps of a config on a mesh.
+    """The training and evaluation steps of a config on a mesh, for `num_labels` labels; 0 = those of the data set.
 
-    Args:
-      num_labels: number of labels; 0 = the number of labels of the data set.
-
-    Attributes:
-      devices: number of devices of the mesh.
-      state: pytree of the shapes and shardings of the training state.
+    `devices` is the number of devices of the mesh, and `state` has the shapes and shardings of the training state.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
@@ -83,8 +78,7 @@ class Programs:
     def training(self, size: int) -> StepProgram:
         """Return the training step for global batches of `size` images.
 
-        `extra_bytes` accounts for two things that are also in device memory while the step runs: the selected values
-        of the best step, and the next batch, which is transferred in advance.
+        `extra_bytes` are the selected values of the best step, and the next batch, which is transferred in advance.
         """
         batch = self.batch(size)
         extra = device_bytes((self.state.latest(), batch))
@@ -93,8 +87,8 @@ class Programs:
     def evaluation(self, size: int, training_size: int) -> StepProgram:
         """Return the evaluation step for global batches of `size` images, as it runs during a training.
 
-        `extra_bytes` accounts for what is also in device memory while the step runs: the part of the training state
-        that the step does not use, the next evaluation batch, and two training batches of `training_size` images.
+        `extra_bytes` are the part of the training state that the step does not use, the next evaluation batch, and two
+        training batches of `training_size` images.
         """
         batch, state, training_batch = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
@@ -113,10 +107,8 @@ class Programs:
 def tpu_devices(topology: str) -> Sequence[Any]:
     """Return the devices of a TPU topology such as `v5e:4x4`, for compilation without a TPU.
 
-    As a side effect, JAX uses the CPU for the rest of the process, and environment variables are set that keep libtpu
-    from searching for a TPU.
-
-    Raises UserError if libtpu is not installed or does not know the topology.
+    As a side effect, JAX uses the CPU for the rest of the process, and environment variables keep libtpu from searching
+    for a TPU. Raises UserError if libtpu is not installed or does not know the topology.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
@@ -138,8 +130,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
     """Return the memory of a device of a TPU topology in bytes, and text about the source of this number.
 
-    The function compiles a program that is too large for any device, and reads the number from the error message of
-    the compiler. The number is None if the message does not have it.
+    The number is from the compiler's error message about a program that is too large, or None if it is not in there.
     """
     on_device = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=on_device)
@@ -152,10 +143,7 @@ def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
 
 
 def memory_shortage(message: str) -> tuple[int, int] | None:
-    """Return the needed and the available bytes from an error message of the TPU compiler.
-
-    Return None if the message is not about insufficient memory.
-    """
+    """Return needed and available bytes from an error of the TPU compiler; None if it is not about lack of memory."""
     size = r"([\d.]+)([KMGT]?)"
     match = re.search(rf"Used {size} of {size} hbm|\({size}\) exceeds available HBM \({size}\)", message)
     if match is None:
@@ -173,16 +161,14 @@ def _parse_size(number: str, unit: str) -> int:
 def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
     """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
-    Args:
-      capacity: bytes of memory of a device; None if unknown.
-      quick: whether to compile with the options QUICK.
+    `capacity` is the memory of a device in bytes; None if unknown. If `quick`, the options QUICK are used.
 
     Returns:
       `batch_size` (images), `batch_a_device` (images per device), `held` (see `StepProgram.extra_bytes`), `fits`
-      (whether the step fits into memory; None if the capacity is unknown), `needed` (bytes), `refused` (whether the
-      compiler refused the program as too large), `memory` (bytes by part), `flops`, `bytes_accessed`, `collectives`
-      (see `hlo.totals`) and `compile_seconds`. If `refused` is True, `needed` is a lower bound, and the entries after
-      `refused` are missing.
+        (whether the step fits into memory; None if the capacity is unknown), `needed` (bytes), `refused` (whether the
+        compiler refused the program as too large), `memory` (bytes by part), `flops`, `bytes_accessed`, `collectives`
+        (see `hlo.totals`) and `compile_seconds`. If `refused` is True, `needed` is a lower bound, and the entries after
+        `refused` are missing.
     """
     report = {
         "batch_size": program.batch_size,
@@ -213,8 +199,8 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
     """Return approximately the largest size that fits, or 0 if the size 1 does not fit.
 
-    The search assumes that all sizes below a fitting size fit. The result is exact up to an eighth of the largest power
-    of two that fits. The search starts near `start`, which is at least 1.
+    All sizes below a fitting size are assumed to fit. The result is exact up to an eighth of the largest power of two
+    that fits. The search starts near `start`, at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):
@@ -237,14 +223,13 @@ def check_steps(
 
     Args:
       topology: a TPU topology, see `tpu_devices`; "" = the local devices.
-      find_batch: whether to search for the largest training batch per device that fits, instead of using
-        `train.batch_size`.
+      find_batch: whether to search for the largest training batch per device that fits, instead of `train.batch_size`.
       num_labels: number of labels; 0 = the number of labels of the data set.
       quick: whether to compile with the options QUICK.
 
     Returns:
       A dict that can be written as JSON: properties of the devices, `fits` (whether both steps fit; None if unknown)
-      and `steps`, the reports of `examine` for train and eval.
+        and `steps`, the reports of `examine` for train and eval.
 
     Raises:
       UserError: the mesh or the batch size does not match the devices, or under the conditions of `tpu_devices`.
@@ -274,12 +259,7 @@ def check_steps(
 def _examine_steps(
     programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the reports of `examine` for the training and the evaluation step, with the keys train and eval.
-
-    Args:
-      capacity: bytes of memory of a device; None if unknown.
-      find_batch: whether to search for the largest training batch that fits; the reports are then about this batch.
-    """
+    """Return reports of `examine` for train and eval; with `find_batch`, for the largest training batch that fits."""
     config, devices = programs.config, programs.devices
 
     def examine_step(name: str, program: StepProgram) -> dict[str, Any]:

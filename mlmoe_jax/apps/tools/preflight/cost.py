@@ -30,8 +30,8 @@ _NOTES = (
 def count_cost(config: ConfigDict) -> dict[str, Any]:
     """Return the numbers of parameters and multiply-adds of a config, and the bytes of its training state.
 
-    The number of labels is a constant for a published data set. For any other data set, it is read from the training
-    labels of `config.data`.
+    The number of labels is a constant for a published data set, and otherwise read from the training labels of
+    `config.data`. Raises UserError if it is unknown.
 
     Returns:
       A dict with four entries:
@@ -39,9 +39,6 @@ def count_cost(config: ConfigDict) -> dict[str, Any]:
       `macs`: the multiply-adds per image: layers, full, products and executed, see the docstring of this module.
       `memory`: the bytes of each part of the training state: frozen, trainable, optimizer, average and selected.
       `modules`: name of a module -> the numbers of all its parameters and of its trainable parameters.
-
-    Raises:
-      UserError: the number of labels is unknown.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen, learned = parts.trainable, parts.frozen, parts.learned
@@ -88,10 +85,7 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 
 
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
-    """Return a table to print with one row per config, and a table of modules for each config.
-
-    `costs` maps the name of a config to the result of `count_cost`.
-    """
+    """Return a table with one row per config, and a table of modules for each, from its name -> `count_cost`."""
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
     columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
     rows = [

@@ -21,7 +21,7 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: the name of the operation, such as all-reduce.
-      bytes: the bytes of the operand per device for a reduce-scatter, and of the result per device for all other kinds.
+      bytes: per device, of the operand for a reduce-scatter, and of the result for all other kinds.
       group: the number of devices in a group, which communicate with one another.
     """
 
@@ -38,10 +38,7 @@ class Collective(NamedTuple):
 
 
 def shape_bytes(shape: str) -> int:
-    """Return the number of bytes, without padding, of an array or a tuple of arrays.
-
-    `shape` is HLO text such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`.
-    """
+    """Return the bytes, without padding, of arrays in HLO text such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`."""
     elements = re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape)
     return sum(
         math.ceil(int(bits or 8) * math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) / 8)
@@ -54,7 +51,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
     """Return the collective operations of a program among at least two devices, in the order of the text.
 
     A collective in a loop is counted once. A pair of `-start` and `-done` operations is one collective. Several fusions
-    with the same channel are also one collective, because the TPU compiler may split a collective in this way.
+    with the same channel are also one, because the TPU compiler may split a collective in this way.
     """
     results = {name: shape for shape, name in _DONE.findall(text)}
     computation, rows = "", {}
@@ -73,10 +70,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Return the number of devices in a group of a collective; all `devices` if the text has no groups.
-
-    `attributes` is the HLO text after the name of the operation. It has `replica_groups` in one of several forms.
-    """
+    """Return the number of devices in a group from one of the forms of `replica_groups`; all `devices` without it."""
     if "source_target_pairs=" in attributes:
         return devices if "source_target_pairs={}" not in attributes else 1
     if mesh := re.search(r"replica_groups=@?\w*mesh\w*\[(.*?)\][^{]*\{(.*?)\}", attributes):
