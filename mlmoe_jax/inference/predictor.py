@@ -100,9 +100,9 @@ class Predictor:
 
         Args:
           workdir: the run folder; or hf:user/name, a model on the Hugging Face Hub; or demo:photographs.
-          overrides: config keys under `data`, `eval`, `calibration` and `mesh` that differ from the run's config.
-            `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply" unless it is set here, whatever
-            the run used: training may ignore the EXIF orientation of benchmark images, but photographs must be upright.
+          overrides: changed keys under `data`, `eval`, `calibration` and `mesh`. `eval.threshold` replaces all
+            thresholds of the run. `data.exif` is "apply" unless it is set here, whatever the run used: training may
+            ignore the EXIF orientation of benchmark images, but camera photographs must be upright.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
         """
         folder, pairs = run_folder(workdir), override_pairs(overrides)

@@ -109,7 +109,10 @@ def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
 
 
 def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
-    """Return which labels have at least MIN_IMAGES positive and MIN_IMAGES negative images, or groups of images."""
+    """Return the labels that can be judged, bool[K]: with at least MIN_IMAGES positive and MIN_IMAGES negative images.
+
+    In a split with groups of images, groups count instead of images.
+    """
     group = np.unique(split.units, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     firsts = np.unique(group[order], return_index=True)[1]

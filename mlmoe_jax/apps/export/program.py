@@ -33,7 +33,7 @@ _WRONG = 1e-2
 
 
 def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
-    """Return a function (`Run.weights`, images u8[B,H,W,3]) -> probabilities f32[B,K]."""
+    """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K], with weights as of `Run.weights`."""
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
         prediction, _ = apply_model(run.definition, weights, {"image": image}, run.preprocess, None)

@@ -77,10 +77,10 @@ def export_run(
     images: Sequence[str] = (),
     count: int | None = None,
 ) -> Outcome:
-    """Export a run to a file or a folder, and return a line to print, with exit code 3 for a damaged newest checkpoint.
+    """Export a run to a file or a folder, and return a line to print.
 
     An exported program is first written to a temporary folder. The folder is renamed to `output` only if the program
-    and the run give nearly equal probabilities.
+    and the run give nearly equal probabilities. The exit code is 3 if the newest checkpoint is damaged.
 
     Args:
       output: a file or a folder, depending on the format.

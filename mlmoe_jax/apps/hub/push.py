@@ -70,7 +70,7 @@ def push(
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str = "") -> bool:
-    """Write the files of a shared model to the existing folder `target`, see `push`.
+    """Write the files of a shared model to the existing folder `target`, with the card for `address`, see `push`.
 
     Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if
     the run has no results, or under the conditions of `open_run`.

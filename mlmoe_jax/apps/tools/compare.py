@@ -51,7 +51,7 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """The change of the probability of one label for one image; `positive` is whether the image has the label."""
+    """The change of the probability of a label for an image from run a to b. `positive`: the image has the label."""
 
     label: str
     positive: bool
@@ -120,10 +120,10 @@ def first_shared_split(first: StoredRun, second: StoredRun) -> str:
 def compare_runs(
     first: StoredRun, second: StoredRun, *, split: str | None = None, resamples: int = RESAMPLES
 ) -> Comparison:
-    """Compare two runs on one split; None = `first_shared_split`.
+    """Compare two runs on one split, by default `first_shared_split`.
 
     The metrics of both runs are computed with the settings of the first run: the threshold of predictions, and the
-    treatment of difficult labels. `resamples` is the number of bootstrap resamples of the images.
+    treatment of difficult labels. `resamples` is the number of bootstrap resamples of the images, for the intervals.
 
     Raises:
       UserError: a run has no scores, the runs have different labels or a different truth, or no image is in both runs.
