@@ -42,10 +42,9 @@ TOGETHER, SUPPORT = 0.95, 20  # share and number of the images with a label that
 
 @dataclass(frozen=True)
 class Audit:
-    """The audited labels of a split.
+    """The audited labels of a split, of which `split` has the readable images.
 
     Attributes:
-      split: the readable images of the split.
       scores: f64[N,K], out-of-fold probabilities: the fit for an image does not use the image.
       similar: pairs of rows of `split` whose images have a similar appearance.
       pairs: pairs of labels (a, b): nearly all images with label a also have label b.
