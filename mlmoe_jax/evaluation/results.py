@@ -41,7 +41,6 @@ class SplitScores:
     """The images and labels of one split, with the scores of a model.
 
     Attributes:
-      name: the name of the split.
       ids: str[N], the image ids.
       scores: f32[N,K], probabilities; nan if an image could not be read.
       codes: i8[N,K], label codes of `data.label_codes`.
@@ -95,13 +94,9 @@ class SplitScores:
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None)
 
     def entries(self, difficult: str) -> Entries:
-        """Return the scores and the true labels for metrics. All images must have scores.
+        """Return the scores and the true labels for metrics; ValueError if a valid score is NaN.
 
-        Args:
-          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
-
-        Raises:
-          ValueError: a valid score is NaN.
+        `difficult` is the treatment of difficult labels, as in `data.label_codes.targets`.
         """
         return Entries.of(self.scores, self.codes, difficult)
 
@@ -109,14 +104,7 @@ class SplitScores:
 # ----------------------------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
 class MetricSettings:
-    """The settings on which the metrics of a split depend. They are stored with the metrics.
-
-    Attributes:
-      threshold: `eval.threshold`.
-      consistent: `eval.consistent`.
-      difficult: `data.difficult_eval`.
-      preset: `metrics.preset`.
-    """
+    """The settings on which the metrics of a split depend, stored with them. `of` has their keys."""
 
     threshold: float
     consistent: bool
@@ -154,7 +142,6 @@ class SplitResult:
     Attributes:
       scores: path of the file with the scores, relative to the run folder; "" in a shared model, which has no such
         file.
-      settings: the settings of the metrics.
       metrics: name -> fraction; nan if a metric is undefined.
       finished: whether the training was finished when the split was evaluated.
     """
@@ -172,11 +159,7 @@ class SplitResult:
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json, split -> entry; {} if the file is missing.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Return the entries of results.json, split -> entry; {} if it is missing, UserError if it is damaged."""
     if not (folder / RESULTS).exists():
         return {}
     with folder.reading(RESULTS):
@@ -193,14 +176,10 @@ def write_scores(folder: RunFolder, scored: SplitScores) -> str:
 
 
 def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *, keep_others: bool) -> None:
-    """Write entries to results.json.
+    """Write entries to results.json. The entries of other splits are kept if `keep_others`, or else removed.
 
-    If `test` is written and the entry of `test_shift` is kept, the drop of mAP is removed from `test_shift`.
-
-    Args:
-      folder: the run folder.
-      entries: split -> its new entry.
-      keep_others: whether the entries of other splits are kept. The end of a training replaces all entries.
+    The end of a training replaces all entries. If `test` is written and the entry of `test_shift` is kept, the drop of
+    mAP is removed from `test_shift`.
     """
     kept = read_split_results(folder) if keep_others else {}
     if "test" in entries and "test_shift" in kept:
@@ -211,14 +190,9 @@ def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *
 def write_rows(
     folder: RunFolder, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], replaced: Iterable[str] | None
 ) -> None:
-    """Write rows to a CSV file whose first column is `split`. If the file would have no row, it is removed.
+    """Write rows to a CSV file whose first column is `split`, or remove the file if it would have no row.
 
-    Args:
-      folder: the run folder.
-      name: the name of the file.
-      columns: the names of the columns.
-      rows: the new rows.
-      replaced: the splits whose earlier rows are replaced; None: all splits.
+    The earlier rows of the splits `replaced` are replaced; None: of all splits.
     """
     kept = []
     if replaced is not None and (folder / name).exists():

@@ -50,15 +50,9 @@ class Entries:
 
     @classmethod
     def of(cls, scores: ArrayLike, codes: Integer[np.ndarray, "b k"], difficult: str) -> Entries:
-        """Return the entries for scores and label codes.
+        """Return the entries for probabilities f[B,K] and label codes; ValueError if a valid score is NaN.
 
-        Args:
-          scores: f[B,K], probabilities.
-          codes: label codes of `data.label_codes`.
-          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
-
-        Raises:
-          ValueError: a valid score is NaN.
+        `difficult` is the treatment of difficult labels, as in `data.label_codes.targets`.
         """
         return cls(*check_inputs(scores, *targets(codes, difficult)))
 

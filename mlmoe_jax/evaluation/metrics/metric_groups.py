@@ -48,10 +48,7 @@ GROUPS: Registry[MetricGroup] = Registry(
 def measure_entries(entries: Entries) -> dict[str, float]:
     """Return the metrics of all groups for one split, as {metric name: fraction}. Undefined metrics are nan.
 
-    Groups whose `measure` is None are skipped.
-
-    Raises:
-      ValueError: a valid score is outside [0, 1].
+    Groups whose `measure` is None are skipped. Raises ValueError if a valid score is outside [0, 1].
     """
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
