@@ -124,10 +124,7 @@ def _measure_split(
 
 
 def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
-    """Add means over pairs of labels to the metrics of splits.
-
-    All test splits average one set of pairs, so that their means are comparable. Other splits are averaged separately.
-    """
+    """Add means over pairs of labels to the metrics of splits; all test splits average one set of pairs."""
     pairs = {name: item.pairs for name, item in measured.items() if item.pairs}
     tests = {name: rows for name, rows in pairs.items() if name in test_splits}
     alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]

@@ -1,12 +1,11 @@
 """The results of a run folder: the metrics and the scores of each evaluated split.
 
-`results.json` maps each split to its entry:
+`results.json` maps each split to its entry, which is replaced by a later evaluation of the split:
 
     {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
 
-Training and `mlmoe eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
-for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module writes these files,
-and `stored_run.py` reads them. Shape letters: N images, K labels.
+The same holds for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. Training and
+`mlmoe eval` write these files with this module, and `stored_run.py` reads them. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -113,7 +112,6 @@ class MetricSettings:
 
     @classmethod
     def of(cls, config: ConfigDict) -> MetricSettings:
-        """Return the settings of a config."""
         return cls(
             threshold=config.eval.threshold,
             consistent=config.eval.consistent,
@@ -125,8 +123,8 @@ class MetricSettings:
 def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings) -> SplitScores:
     """Return the scores from which metrics are computed.
 
-    They are the raw scores if `settings.consistent` is False or there is no tree of labels. Otherwise they are adjusted
-    by `models.consistency` to agree with the tree at `settings.threshold`.
+    With `settings.consistent` and a tree of labels, `models.consistency` adjusts the raw scores to agree with the tree
+    at `settings.threshold`. Otherwise they are the raw scores.
     """
     if not (tree and settings.consistent):
         return scored
@@ -137,13 +135,10 @@ def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings
 # ------------------------------------------------------------------------------------------------------------ reading
 @dataclass(frozen=True)
 class SplitResult:
-    """The entry of one split in results.json.
+    """The entry of one split in results.json, with metrics by name, as fractions; nan if a metric is undefined.
 
-    Attributes:
-      scores: path of the file with the scores, relative to the run folder; "" in a shared model, which has no such
-        file.
-      metrics: name -> fraction; nan if a metric is undefined.
-      finished: whether the training was finished when the split was evaluated.
+    `scores` is the path of the file with the scores, relative to the run folder; "" in a shared model, which has no
+    such file. `finished` says whether the training was finished when the split was evaluated.
     """
 
     scores: str
@@ -192,7 +187,7 @@ def write_rows(
 ) -> None:
     """Write rows to a CSV file whose first column is `split`, or remove the file if it would have no row.
 
-    The earlier rows of the splits `replaced` are replaced; None: of all splits.
+    They replace the earlier rows of the splits `replaced`; None: of all splits.
     """
     kept = []
     if replaced is not None and (folder / name).exists():

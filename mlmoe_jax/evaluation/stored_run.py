@@ -52,7 +52,6 @@ class StoredRun:
 
     @cached_property
     def label_space(self) -> LabelSpace | None:
-        """The labels with their training statistics."""
         return read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
 
     @property
@@ -137,10 +136,7 @@ class StoredRun:
         return replace(raw, scores=self.correct(raw.scores))
 
     def correct(self, scores: np.ndarray) -> np.ndarray:
-        """Return the probabilities that the run reports: calibrated, and consistent with the label tree.
-
-        `scores` are uncalibrated probabilities, f64[N,K].
-        """
+        """Return the reported probabilities for raw ones, f64[N,K]: calibrated, and consistent with the label tree."""
         stored = self.thresholds
         return scores if stored is None else stored.correct(scores, self.labels, self.reported_tree)
 

@@ -89,10 +89,7 @@ def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -
 
 
 def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `step`, `kind` and `split` of selected values, from the notes of a checkpoint.
-
-    Raises ValueError if an entry is missing or has a wrong type.
-    """
+    """Return `step`, `kind` and `split` of a checkpoint's notes; ValueError if one is missing or has a wrong type."""
     for name, kind in _ORIGIN.items():
         if not isinstance(notes.get(name), kind):
             raise ValueError(f"its notes give {name} as {notes.get(name)!r}")

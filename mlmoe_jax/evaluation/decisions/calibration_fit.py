@@ -42,18 +42,12 @@ _Matrices = Float[np.ndarray, "k 2 2"]
 
 
 def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict) -> dict[str, Any]:
-    """Fit a calibration to the images of a split that have scores.
+    """Fit a calibration to the images of a split that have scores, and return the value of `Thresholds.calibration`.
 
-    The metrics `after` the fit are computed by cross-validation with CALIBRATION_FOLDS folds of images, or of groups of
-    images: the scores of each fold are corrected by a fit to the other folds.
-
-    Returns:
-      The value of `Thresholds.calibration`, with the keys `split`, `images` (number of images), `method`,
-      * `labels`: label -> {"scale": a, "offset": b};
-      * `before`, `after`: the calibration metrics of the raw and of the corrected scores.
-
-    Raises:
-      UserError: the split is too small.
+    Its keys are `split`, `images` (number of images), `method`, `labels` (label -> {"scale": a, "offset": b}), and
+    `before` and `after`, the calibration metrics of the raw and of the corrected scores. `after` is computed by
+    cross-validation with CALIBRATION_FOLDS folds of images, or of groups of images: the scores of each fold are
+    corrected by a fit to the other folds. Raises UserError if the split is too small.
     """
     method, table = config.calibration.method, table.readable()
     entries = table.entries(config.data.difficult_eval)
@@ -118,14 +112,9 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
 class Posterior:
     """The posterior distributions of the scale and the offset of K labels.
 
-    In the normal prior, which is equal for all labels, the two parameters are independent.
-
-    Attributes:
-      logits: f64[K,N], logits of the raw scores.
-      positive: [K,N], whether a label is present, or the share of its presence.
-      valid: bool[K,N], whether a label is known.
-      center: f64[2], the mean of the prior.
-      spread: f64[2], the variance of the prior.
+    In the normal prior, which is equal for all labels, the two parameters are independent. Its mean is `center`,
+    f64[2], and its variance is `spread`, f64[2]. The logits of the raw scores are f64[K,N]. `positive`, [K,N], says
+    whether a label is present, or is the share of its presence. `valid`, bool[K,N], says whether a label is known.
     """
 
     logits: Floats
@@ -172,7 +161,7 @@ def _blocks(labels: int, entries: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tuple[_PerLabel, _Matrices]:
-    """Return the result of `fit_posteriors` with scales of at least _LEAST_SCALE; `free`, bool[2], is for all labels.
+    """Return the result of `fit_posteriors` under the constraint that each scale is at least _LEAST_SCALE.
 
     If the unconstrained scale of a label is too small, its scale is fixed at the bound and only its offset is fitted.
     This is exact, because the loss is convex.

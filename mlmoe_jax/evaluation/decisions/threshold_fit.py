@@ -24,7 +24,7 @@ LEAST_OWN_POSITIVES = 10
 def split_to_fit(config: ConfigDict, *, trained: bool = True) -> str:
     """Return the name of the split on which thresholds and calibrations are fitted.
 
-    A warning is logged if it is the training split of a trained model; see `shared_model.is_untrained`. Raises
+    A warning is logged if it is the training split of a `trained` model; see `shared_model.is_untrained`. Raises
     UserError if the run has no such split, or it is one of `data.test_splits`, whose metrics are reported.
     """
     default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split

@@ -99,10 +99,10 @@ def standard_interval(value: float, values: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The valid images of one class by decreasing score, divided into J segments.
+    """The valid images of one class by decreasing score, divided into J segments, each up to the score of a positive.
 
-    Each segment ends after the images with the score of a positive. Images with equal scores are in one segment. The
-    attributes are sparse f32[J,N], 1 for the images, or the positive images, of a segment; None without positives.
+    Images with equal scores are in one segment. The attributes are sparse f32[J,N], 1 for the images, or the positive
+    images, of a segment; None without positives.
     """
 
     images: csr_matrix | None
@@ -134,10 +134,7 @@ class _Ranked:
         return cls(segments(rows, ends), segments(rows[ranks], np.searchsorted(ranks, ends)))
 
     def average_precision(self, weights: NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Return the AP in R resamples, plain and with the envelope of `multilabel.average_precision`, f64[R] each.
-
-        `weights`, f32[N,R], are those of `WeightedMetrics`. The AP is nan where the class has no positive.
-        """
+        """Return the plain AP and the envelope AP, f64[R] each, for weights f32[N,R]; nan without positives."""
         if self.images is None:
             undefined = np.full(weights.shape[1], np.nan)
             return undefined, undefined

@@ -125,13 +125,13 @@ def pair_biases(
     * `ap_cooccurring`, `auc_cooccurring`, `ap_exclusive`, `auc_exclusive`: AP and AUC of b for its positives with a,
       and for those without a, against all negatives of b.
 
+    A metric is nan if a cell that it uses has fewer than `fewest` images. Scores are probabilities f[N,K], and labels
+    [N,K] are positive if equal to 1.
+
     Args:
-      scores: f[N,K], probabilities.
-      labels: [N,K], positive if equal to 1.
       thresholds: a number or f[K]. Label b is predicted if its score ≥ its threshold.
       mask: [N,K], 0 for unknown labels; None: all labels are known. An image is in a cell only if a and b are known.
         The negatives for AP and AUC also include images in which a is unknown.
-      fewest: minimum number of images in each cell that a metric uses. With fewer images the metric is nan.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
@@ -154,10 +154,7 @@ def pair_biases(
 
 
 def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
-    """Return the false-positive rate and the mean score f[N] of label b, in images with and without label a.
-
-    The cells are masks bool[N] by name in CELLS. Values of cells with fewer than `fewest` images are nan.
-    """
+    """Return the false-positive rate and mean score of b with and without a; nan with fewer than `fewest` images."""
     rates, means = {}, {}
     for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
         values = score[cell].astype(np.float64)
@@ -168,10 +165,7 @@ def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.flo
 
 
 def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest: int) -> PairRow:
-    """Return AP and AUC of label b for its positives with and without label a, against its negatives.
-
-    The cells are those of `_false_positives`. Values are nan with fewer than `fewest` positives or negatives.
-    """
+    """Return AP and AUC of b with and without a; nan with fewer than `fewest` positives or negatives."""
     precisions, areas = {}, {}
     for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):
         enough = min(np.count_nonzero(cell), negatives.size) >= fewest

@@ -16,7 +16,6 @@ class MetricGroup:
     """A group of related metrics, shown as one table in the report.
 
     Attributes:
-      caption: the heading of the table.
       meanings: regular expression for metric names -> definition in one sentence. `{0}`, `{1}`, … in the sentence are
         replaced by the groups of the match.
       measure: `Entries` -> {metric name: fraction}, nan if undefined. None if the metrics need more than the scores of

@@ -32,17 +32,14 @@ def average_precision(
     """Return the average precision (AP) per class; nan for a class without positives.
 
     Entries with equal scores are one step of the precision-recall curve, so their order does not matter. (In published
-    evaluators it depends on the sort. Without ties, all evaluators agree.)
+    evaluators it depends on the sort. Without ties, all evaluators agree.) The values of `interpolation` are:
 
-    Args:
-      interpolation:
-        "none": mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder).
-        "envelope": as "none", but each precision is replaced by the largest precision at this or any higher recall
-        (VOC 2010+, SSGRL, Q2L, ML-VPT). It is never below "none".
-        "11point": mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls are compared exactly).
+    * "none": mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder).
+    * "envelope": as "none", but each precision is replaced by the largest precision at this or any higher recall (VOC
+      2010+, SSGRL, Q2L, ML-VPT). It is never below "none".
+    * "11point": mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls are compared exactly).
 
-    Raises:
-      ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
+    Raises ValueError for an unknown interpolation, wrong shapes, or a NaN score in a valid entry.
     """
     return np.array([r.average_precision(interpolation) for r in rank_classes(*check_inputs(scores, labels, mask))])
 
@@ -60,8 +57,8 @@ def per_class(
 ) -> dict[str, Num[np.ndarray, " k"]]:
     """Return all ranking metrics per class, from one sort per class, as arrays [K] by name.
 
-    They are "positives" (i64, number of positives), "AP", "AP_envelope" and "AP_11point" (average precision with each
-    interpolation), and "AUC".
+    "positives" (i64) is the number of positives. "AP", "AP_envelope" and "AP_11point" are the average precision with
+    each interpolation, and "AUC" is the result of `roc_auc`.
     """
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
@@ -77,8 +74,7 @@ def micro_average_precision(
 ) -> float:
     """Return the AP of the entries of all classes, ranked in one list; nan without positives.
 
-    Unlike AP per class, this metric requires scores that are comparable between classes. `average_precision` describes
-    `interpolation`.
+    Unlike AP per class, this metric requires scores that are comparable between classes.
     """
     return rank_all(*check_inputs(scores, labels, mask)).average_precision(interpolation)
 
@@ -102,25 +98,20 @@ def precision_recall_f1(
 ) -> dict[str, float]:
     """Return precision, recall and F1: means over classes, and values for the entries of all classes together.
 
-    For each class, TP is the number of true positives, P of predictions, and G of positives. `predicted` is 0 or False
-    for classes that are not predicted.
+    For each class, TP is the number of true positives, P of predictions (`predicted` is not 0), and G of positives. The
+    keys of the result are:
 
-    Args:
-      empty: treatment of 0/0:
-        "skip": the class is left out of the mean, and an overall value is nan (ML-VPT). CP is then larger if some
-        classes are never predicted.
-        "zero": 0/0 is 0 (scikit-learn).
-        "one": as "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+    * `CP`, `CR`: means over classes of TP/P and TP/G.
+    * `OP`, `OR`: ΣTP/ΣP and ΣTP/ΣG, sums over classes.
+    * `CF1`, `OF1`: harmonic means of CP with CR, and of OP with OR (the CF1 of nearly all published tables). They are 0
+      if precision and recall are both 0, and nan if either is nan.
+    * `CF1_mean`: mean over classes of 2TP/(P+G).
+    * `precision_macro`, `recall_macro`, `F1_macro`: means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0 is
+      0 for every `empty` (scikit-learn's average="macro").
 
-    Returns:
-      A dict with the keys
-      * `CP`, `CR`: means over classes of TP/P and TP/G.
-      * `OP`, `OR`: ΣTP/ΣP and ΣTP/ΣG, sums over classes.
-      * `CF1`, `OF1`: harmonic means of CP with CR, and of OP with OR (the CF1 of nearly all published tables). They are
-        0 if precision and recall are both 0, and nan if either is nan.
-      * `CF1_mean`: mean over classes of 2TP/(P+G).
-      * `precision_macro`, `recall_macro`, `F1_macro`: means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0
-        is 0 for every `empty` (scikit-learn's average="macro").
+    The treatment of 0/0 is `empty`. With "skip", the class is left out of the mean, and an overall value is nan
+    (ML-VPT). CP is then larger if some classes are never predicted. With "zero", 0/0 is 0 (scikit-learn). "one" is as
+    "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
     """
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":

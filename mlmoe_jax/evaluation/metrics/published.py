@@ -129,8 +129,7 @@ def measure_preset(
     """Return the metrics of `preset` under names such as `mlvpt/mAP`; {} if `name` is "none".
 
     The cached average precision of `entries` is used if the paper defines it in the same way. `difficult` is the
-    treatment of difficult labels in `entries`, and `codes` i8[N,K] are the label codes of their images. `preset`
-    describes the other arguments.
+    treatment of difficult labels in `entries`, and `codes` i8[N,K] are the label codes of their images.
     """
     if name == "none":
         return {}

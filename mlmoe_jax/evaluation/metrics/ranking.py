@@ -52,10 +52,7 @@ class Ranking:
         return float(highest[last].mean())
 
     def roc_auc(self) -> float:
-        """Return the probability that a positive has a higher score than a negative. Equal scores count half.
-
-        It is nan without positives or without negatives.
-        """
+        """Return the area under the ROC curve, as in `multilabel.roc_auc`; nan without positives or negatives."""
         if not self.positives or not self.negatives:
             return float("nan")
         misordered = 2 * int(self.above.sum()) + int(self.level.sum())

@@ -23,12 +23,8 @@ class Reliability:
     """Sums over the valid entries of a split, per class and bin. All metrics of this module are computed from them.
 
     The M bins have equal width: bin m has the scores with floor(M · score) = m, and the last bin also has the score 1.
-
-    Attributes:
-      count: i64[K,M], number of entries.
-      positive: i64[K,M], number of positive entries.
-      score: f64[K,M], sum of the scores.
-      squared_error: f64[K], sum of (score − label)² over all bins.
+    Each class and bin, [K,M], has its number of entries and of positive entries (i64), and the sum of its scores (f64).
+    `squared_error`, f64[K], is the sum of (score − label)² over all bins.
     """
 
     count: Ints
@@ -106,10 +102,7 @@ _MEANINGS = {
 
 
 def measure_calibration(entries: Entries) -> dict[str, float]:
-    """Return the calibration metrics `ECE_pooled`, `ECE_macro` and `Brier_pooled`.
-
-    The pooled metrics treat the entries of all labels as one list; `ECE_macro` is the mean of the ECE over labels.
-    """
+    """Return `ECE_macro`, the mean ECE over labels, and `ECE_pooled` and `Brier_pooled`, of all entries in one list."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {

@@ -1,6 +1,7 @@
 """Thresholds that turn scores into predictions: a class is predicted if score ≥ threshold.
 
-The thresholds that prediction uses are in thresholds.json of a run folder. Shape letters: N images, K classes.
+The thresholds that prediction uses are in thresholds.json of a run folder. Shape letters: N images, K classes. Scores
+are f[N,K], labels [N,K] are positive if equal to 1, and a mask [N,K] is 0 for entries to ignore.
 """
 
 from __future__ import annotations
@@ -21,19 +22,16 @@ def prior_matched(
     """Return one threshold per class, at which each class is predicted as often as it was positive in training.
 
     ML-VPT's published CP … OF1 use these thresholds. The threshold of class k is the m-th largest score of the class,
-    with m = floor(r_k · N_k) in float64. Here r_k is the fraction of training images with class k, and N_k is the
-    number of evaluated images whose label k is known. All scores equal to the threshold are predicted, so there may be
-    more than m predictions. The result f64[K] is infinity for a class without known labels.
+    with m = floor(r_k · N_k) in float64. Here r_k, an entry of `train_frequency` f[K], is the fraction of training
+    images with class k, and N_k is the number of evaluated images whose label k is known. All scores equal to the
+    threshold are predicted, so there may be more than m predictions. The result f64[K] is infinity for a class without
+    known labels.
+
+    If m = 0, the threshold is infinity with `when_zero="none"`, so no image is predicted. With "all" it is the smallest
+    score, so all images are predicted, as in ML-VPT's code (where the index m − 1 = −1 wraps around).
 
     The thresholds are computed from the scores of the evaluated images themselves (transductive). They are for
     comparison with published tables, never for prediction.
-
-    Args:
-      scores: f[N,K].
-      train_frequency: f[K], r_k, fractions in [0, 1].
-      mask: [N,K], 0 for unknown labels, whose scores are ignored; None: all labels are known.
-      when_zero: the threshold if m = 0. "none": infinity, so no image is predicted. "all": the smallest score, so all
-        images are predicted, as in ML-VPT's code (where the index m − 1 = −1 wraps around).
     """
     scores, frequency = np.asarray(scores), np.asarray(train_frequency, np.float64)
     scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
@@ -63,21 +61,14 @@ def best_thresholds(
     The goals are defined with the numbers of predicted (P), positive (G) and correctly predicted (TP) images:
 
     * "f1": the threshold with the largest F1 = 2TP / (P + G). If several are equal, the highest threshold.
-    * "precision": the lowest threshold with TP/P ≥ `precision`. It predicts as many positives as possible. If no
-      threshold is precise enough, it is infinity, so that the class is never predicted.
+    * "precision": the lowest threshold with TP/P ≥ `precision`, within [0, 1]. It predicts as many positives as
+      possible. If no threshold is precise enough, it is infinity, so that the class is never predicted.
     * "miss_rate": a threshold by conformal risk control; see `bounded_misses`.
 
-    Equal scores are predicted together. For "f1" and "precision", the threshold is midway between the lowest predicted
-    score and the next lower score (0 if there is none), because scores of new images lie on both sides of it. For a
-    class without positives the threshold is nan (undetermined).
-
-    Args:
-      scores: f[N,K], probabilities.
-      labels: [N,K], positive if equal to 1.
-      mask: [N,K], 0 for entries to ignore; None: no entry is ignored.
-      per: "class": one threshold per class. "global": one threshold, fitted to the entries of all classes together.
-      precision: within [0, 1].
-      miss_rate: within (0, 1].
+    Equal scores, which are probabilities, are predicted together. For "f1" and "precision", the threshold is midway
+    between the lowest predicted score and the next lower score (0 if there is none), because scores of new images lie
+    on both sides of it. For a class without positives the threshold is nan (undetermined). With `per="global"`, one
+    threshold is fitted to the entries of all classes together, with "class" one per class.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
