@@ -30,7 +30,7 @@ def _section_defaults(section: ConfigSection) -> ConfigDict:
 def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
     """Add an adapter to a config, in place; UserError with the nearest name if it is unknown.
 
-    Settings that are not given keep their value in the config. If they have none, they get their default.
+    Settings that are not given keep their value in the config, or else get their default.
     """
     known = SECTIONS[ADAPTERS_SECTION].entries
     if name not in known:

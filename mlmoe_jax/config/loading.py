@@ -33,11 +33,7 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 class UnknownOption(UserError):
-    """A part of the argument of a config is none of its options.
-
-    Attributes:
-      options: option -> key, for all options of the config.
-    """
+    """A part of the argument of a config is none of its `options`, option -> key."""
 
     def __init__(self, message: str, options: Mapping[str, Key]):
         super().__init__(message)
@@ -45,15 +41,13 @@ class UnknownOption(UserError):
 
 
 def parse_arg(arg: str, **declared: Any) -> ConfigDict:
-    """Parse the options of a config, `key=value,key=value`. Items of a list are separated by `+`.
+    """Return all declared options of a config, option -> value, parsed from `key=value,key=value`.
+
+    Items of a list are separated by `+`.
 
     Args:
-      arg: the text of the options.
       **declared: option -> its key, such as a result of `option`, or its default value. The type of a default is the
         type of the option, and `--help` has no sentence about it.
-
-    Returns:
-      option -> value, for all options in `declared`.
 
     Raises:
       UnknownOption: an option is unknown.
@@ -72,26 +66,15 @@ def parse_arg(arg: str, **declared: Any) -> ConfigDict:
 
 
 def option(name: str, **changes: Any) -> Key:
-    """Return an option for `parse_arg` that sets a key of the config: the key, without its conditions.
+    """Return an option for `parse_arg` that sets a key of the config.
 
-    Args:
-      name: the dotted name of the key.
-      **changes: what differs from the key, such as `default` or `doc`.
+    It is the key with the dotted name `name`, without its conditions, and with `changes` such as `default` or `doc`.
     """
     return replace(KEYS[name], only_if={}, **changes)
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text of the value) for each option in `arg`.
-
-    Args:
-      arg: the text of the options, `key=value,key=value`.
-      keys: option -> key, for all known options.
-
-    Raises:
-      UnknownOption: an option is unknown.
-      UserError: an option is repeated.
-    """
+    """Yield (name, text of the value) for each option in `arg`; UnknownOption, or UserError if one is repeated."""
     seen = set()
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
     for item in filter(None, arg.split(",")):
@@ -134,13 +117,9 @@ def load_config(
 
 
 def config_options(location: str) -> tuple[str, Mapping[str, Key]]:
-    """Return the docstring of a config file, and its options: name -> key.
+    """Return the docstring and the options, name -> key, of a config file: a path, or a name in configs/.
 
-    Args:
-      location: the path of a file, or the name of a file in configs/.
-
-    Raises:
-      UserError: the file is missing or no config.
+    Raises UserError if the file is missing or no config.
     """
     get_config, doc = _open_config(location)
     try:
@@ -193,14 +172,9 @@ def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set keys of a config as `set_key` does, and return the config.
+    """Set keys of a config, in place, from pairs (dotted key, text), as `set_key` does, and return the config.
 
-    Args:
-      config: the config, which is modified.
-      overrides: pairs (dotted key, text of the value).
-
-    Raises:
-      UserError: a key is unknown or repeated, or a text is not a value of the key.
+    Raises UserError if a key is unknown or repeated, or a text is not a value of the key.
     """
     keys = [key for key, _ in overrides]
     for key, text in overrides:
@@ -211,16 +185,10 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
 
 
 def set_key(config: ConfigDict, key: str, text: str, *, role: str) -> None:
-    """Set one key of a config to a value that is given as text.
+    """Set one dotted key of the whole config, in place, to a value that is given as text, such as "0.1" or "a,b".
 
-    Args:
-      config: the whole config, which is modified.
-      key: the dotted key. `model.adapters` adds the adapters that `text` names.
-      text: the value as text, such as "0.1" or "a,b".
-      role: the term for the key in error messages, such as "config key".
-
-    Raises:
-      UserError: the key is unknown, or the text is not a value of the key.
+    The key `model.adapters` adds the adapters that `text` names. `role` is the term for the key in error messages, such
+    as "config key". Raises UserError if the key is unknown, or the text is not a value of the key.
     """
     if key == ADAPTERS_SECTION:
         for name in filter(None, text.split(",")):
@@ -251,12 +219,9 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str, source: str = "the stored config", *, required: Sequence[str] = ()) -> ConfigDict:
-    """Return the config that `to_json` stored. Missing keys get their default.
-
-    Unknown keys are ignored, and a warning is logged.
+    """Return the config that `to_json` stored. Missing keys get their default, and unknown keys are logged and ignored.
 
     Args:
-      text: the JSON text.
       source: the term for the config in error messages.
       required: dotted keys that the text must contain.
 

@@ -35,18 +35,9 @@ def score_split(
 
     Each image is read, decoded and transferred once for all candidates, and scored exactly once, on any number of
     processes. The scores of unreadable images are NaN. `config.eval.batch_size` is per device, so that scores do not
-    depend on the number of devices, to the last bit.
-
-    Args:
-      eval_step: result of `make_eval_step`.
-      candidates: name -> trainable parameters and statistics of the model, such as `raw` and `ema`.
-      frozen: the frozen parameters of the model.
-      split: the images.
-      config: the config of the run.
-      mesh: the devices.
-
-    Raises:
-      UserError: a score is not finite, or a device is out of memory.
+    depend on the number of devices, to the last bit. `candidates` has the trainable parameters and statistics of the
+    model by name, such as `raw` and `ema`. `eval_step` is a result of `make_eval_step`. Raises UserError if a score is
+    not finite, or a device is out of memory.
     """
     size = config.eval.batch_size * mesh.size
     loader = build_loader(config.data, split, batch_size=size, labels=False)
@@ -78,15 +69,8 @@ def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *
     """Restore a run, evaluate its test splits, write their results, and return the results.
 
     New results of a split replace its earlier results in the folder. If `report.samples` is above 0, sample images with
-    explanations are written too.
-
-    Args:
-      folder: the run folder.
-      overrides: config keys and their values, as in `restore.open_run`.
-      which: the checkpoint, as in `restore.open_run`.
-
-    Raises:
-      UserError: the run cannot be restored, or the data has other classes than the run.
+    explanations are written too. `overrides` and `which` are arguments of `restore.open_run`. Raises UserError if the
+    run cannot be restored, or the data has other classes than the run.
     """
     return evaluate_opened(folder, open_run(folder, list(overrides), which=which))
 

@@ -44,13 +44,10 @@ _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns 
 
 @dataclass
 class Measured:
-    """A scored split with its metrics.
+    """A scored split with its metrics, name -> fraction.
 
-    Attributes:
-      scored: all images with their scores.
-      entries: the scores and labels of the readable images, from which the metrics are computed.
-      metrics: name -> fraction.
-      pairs: one row per pair of labels that often co-occur in training, the result of `cooccurrence.pair_biases`.
+    `entries` has the scores and labels of the readable images, from which the metrics are computed. `pairs` has one row
+    per pair of labels that often co-occur in training, the result of `cooccurrence.pair_biases`.
     """
 
     scored: SplitScores
@@ -62,19 +59,10 @@ class Measured:
 def measure(
     scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
 ) -> Metrics:
-    """Return all metrics of a split over its readable images, name -> fraction.
+    """Return all metrics of a split over its readable images, name -> fraction; UserError if no image has a score.
 
-    The metrics of a paper's own evaluator (`config.metrics.preset`) are included, with the name of the evaluator as
-    prefix.
-
-    Args:
-      scored: the images with their scores.
-      label_space: the labels and their training statistics.
-      config: the config of the run.
-      fitted: thresholds for the additional metrics `…@fitted`. They are used only if they were fitted on another split.
-
-    Raises:
-      UserError: no image has a score.
+    Metrics of a paper's own evaluator (`config.metrics.preset`) have its name as prefix. With `fitted` thresholds that
+    were fitted on another split, there are additional metrics `…@fitted`.
     """
     return _measure_split(scored, label_space, MetricSettings.of(config), [], fitted).metrics
 
@@ -91,15 +79,9 @@ def measure_and_write(
     """Return the metrics of splits, split -> metric -> fraction, and write them to the run folder (process 0).
 
     The metrics include means over pairs of co-occurring labels, and the drop of mAP from `test` to `test_shift`.
-
-    Args:
-      folder: the run folder.
-      scored: split -> images with their scores.
-      label_space: the labels and their training statistics.
-      config: the config of the run, or of the evaluation.
-      fitted: as in `measure`.
-      ends_training: whether these are the final results of the training. If so, they replace all results in the folder,
-        and the run is finished. Otherwise they replace only the earlier results of these splits.
+    `measure` describes the arguments. If `ends_training` is True, these are the final results of the training: they
+    replace all results in the folder, and the run is finished. Otherwise they replace only the earlier results of these
+    splits.
     """
     settings = MetricSettings.of(config)
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
@@ -142,11 +124,7 @@ def _measure_split(
 
 
 def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
-    """Add the means over pairs of labels to the metrics of each split.
-
-    All test splits average one set of pairs, so that their means are comparable. Every other split is averaged
-    separately.
-    """
+    """Add means over pairs of labels to the metrics of splits; all test splits average one set of pairs."""
     pairs = {name: item.pairs for name, item in measured.items() if item.pairs}
     tests = {name: rows for name, rows in pairs.items() if name in test_splits}
     alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]
@@ -167,13 +145,7 @@ def write_measured(
     """Write the results of splits: scores, per_class.csv, cooccurrence.csv and results.json.
 
     results.json is written last. A run is finished when results.json contains the final results of its training.
-
-    Args:
-      folder: the run folder.
-      measured: split -> its scores and metrics.
-      names: the names of the K labels.
-      settings: the settings of the metrics.
-      ends_training: as in `measure_and_write`.
+    `names` are those of the K labels. `ends_training` is described in `measure_and_write`.
     """
     replaced = None if ends_training else list(measured)
     per_class = [
@@ -199,14 +171,9 @@ def write_measured(
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: Iterable[str] | None = None) -> None:
-    """Write skipped_images.csv to the run folder, and log the number of skipped images if there are any.
+    """Write skipped_images.csv to the run folder, or remove it if it would have no row, and log how many were skipped.
 
-    If the file would have no row, it is removed.
-
-    Args:
-      folder: the run folder.
-      skipped: the skipped images of each split.
-      replaced: the splits whose earlier rows are replaced; None: all splits.
+    The earlier rows of the splits `replaced` are replaced; None: of all splits.
     """
     rows = [row for images in skipped for row in images.table()]
     with folder.changing_results():
@@ -226,11 +193,8 @@ def headlines(results: Results) -> list[str]:
 def results_table(results: Results, *, every: bool = False) -> Table:
     """Return a table of metrics in percent, with one row per metric and one column per split.
 
-    A cell is empty if the split lacks the metric.
-
-    Args:
-      results: split -> metric -> fraction.
-      every: whether the table has all metrics. If so, the main metrics are the last rows. Otherwise it has only these.
+    A cell is empty if the split lacks the metric. The table has only the main metrics, or, with `every`, all metrics
+    and the main ones as the last rows.
     """
     main = headlines(results)
     names = dict.fromkeys(name for values in results.values() for name in values)

@@ -1,12 +1,11 @@
 """The results of a run folder: the metrics and the scores of each evaluated split.
 
-`results.json` maps each split to its entry:
+`results.json` maps each split to its entry, which is replaced by a later evaluation of the split:
 
     {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
 
-Training and `mlmoe eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
-for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module writes these files,
-and `stored_run.py` reads them. Shape letters: N images, K labels.
+The same holds for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. Training and
+`mlmoe eval` write these files with this module, and `stored_run.py` reads them. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class SplitScores:
     """The images and labels of one split, with the scores of a model.
 
     Attributes:
-      name: the name of the split.
       ids: str[N], the image ids.
       scores: f32[N,K], probabilities; nan if an image could not be read.
       codes: i8[N,K], label codes of `data.label_codes`.
@@ -95,13 +93,9 @@ class SplitScores:
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None)
 
     def entries(self, difficult: str) -> Entries:
-        """Return the scores and the true labels for metrics. All images must have scores.
+        """Return the scores and the true labels for metrics; ValueError if a valid score is NaN.
 
-        Args:
-          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
-
-        Raises:
-          ValueError: a valid score is NaN.
+        `difficult` is the treatment of difficult labels, as in `data.label_codes.targets`.
         """
         return Entries.of(self.scores, self.codes, difficult)
 
@@ -109,14 +103,7 @@ class SplitScores:
 # ----------------------------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
 class MetricSettings:
-    """The settings on which the metrics of a split depend. They are stored with the metrics.
-
-    Attributes:
-      threshold: `eval.threshold`.
-      consistent: `eval.consistent`.
-      difficult: `data.difficult_eval`.
-      preset: `metrics.preset`.
-    """
+    """The settings on which the metrics of a split depend, stored with them. `of` has their keys."""
 
     threshold: float
     consistent: bool
@@ -125,7 +112,6 @@ class MetricSettings:
 
     @classmethod
     def of(cls, config: ConfigDict) -> MetricSettings:
-        """Return the settings of a config."""
         return cls(
             threshold=config.eval.threshold,
             consistent=config.eval.consistent,
@@ -137,8 +123,8 @@ class MetricSettings:
 def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings) -> SplitScores:
     """Return the scores from which metrics are computed.
 
-    They are the raw scores if `settings.consistent` is False or there is no tree of labels. Otherwise they are adjusted
-    by `models.consistency` to agree with the tree at `settings.threshold`.
+    With `settings.consistent` and a tree of labels, `models.consistency` adjusts the raw scores to agree with the tree
+    at `settings.threshold`. Otherwise they are the raw scores.
     """
     if not (tree and settings.consistent):
         return scored
@@ -149,14 +135,10 @@ def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings
 # ------------------------------------------------------------------------------------------------------------ reading
 @dataclass(frozen=True)
 class SplitResult:
-    """The entry of one split in results.json.
+    """The entry of one split in results.json, with metrics by name, as fractions; nan if a metric is undefined.
 
-    Attributes:
-      scores: path of the file with the scores, relative to the run folder; "" in a shared model, which has no such
-        file.
-      settings: the settings of the metrics.
-      metrics: name -> fraction; nan if a metric is undefined.
-      finished: whether the training was finished when the split was evaluated.
+    `scores` is the path of the file with the scores, relative to the run folder; "" in a shared model, which has no
+    such file. `finished` says whether the training was finished when the split was evaluated.
     """
 
     scores: str
@@ -172,11 +154,7 @@ class SplitResult:
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json, split -> entry; {} if the file is missing.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Return the entries of results.json, split -> entry; {} if it is missing, UserError if it is damaged."""
     if not (folder / RESULTS).exists():
         return {}
     with folder.reading(RESULTS):
@@ -193,14 +171,10 @@ def write_scores(folder: RunFolder, scored: SplitScores) -> str:
 
 
 def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *, keep_others: bool) -> None:
-    """Write entries to results.json.
+    """Write entries to results.json. The entries of other splits are kept if `keep_others`, or else removed.
 
-    If `test` is written and the entry of `test_shift` is kept, the drop of mAP is removed from `test_shift`.
-
-    Args:
-      folder: the run folder.
-      entries: split -> its new entry.
-      keep_others: whether the entries of other splits are kept. The end of a training replaces all entries.
+    The end of a training replaces all entries. If `test` is written and the entry of `test_shift` is kept, the drop of
+    mAP is removed from `test_shift`.
     """
     kept = read_split_results(folder) if keep_others else {}
     if "test" in entries and "test_shift" in kept:
@@ -211,14 +185,9 @@ def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *
 def write_rows(
     folder: RunFolder, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], replaced: Iterable[str] | None
 ) -> None:
-    """Write rows to a CSV file whose first column is `split`. If the file would have no row, it is removed.
+    """Write rows to a CSV file whose first column is `split`, or remove the file if it would have no row.
 
-    Args:
-      folder: the run folder.
-      name: the name of the file.
-      columns: the names of the columns.
-      rows: the new rows.
-      replaced: the splits whose earlier rows are replaced; None: all splits.
+    They replace the earlier rows of the splits `replaced`; None: of all splits.
     """
     kept = []
     if replaced is not None and (folder / name).exists():

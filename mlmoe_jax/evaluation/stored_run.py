@@ -32,9 +32,6 @@ class StoredRun:
 
     Whatever needs a file raises UserError if the file is damaged, or is a link that leads out of the folder. If it is
     missing, the value is None or empty, or the docstring says that UserError is raised.
-
-    Attributes:
-      folder: the run folder.
     """
 
     def __init__(self, folder: RunFolder):
@@ -43,11 +40,7 @@ class StoredRun:
 
     @cached_property
     def config(self) -> ConfigDict:
-        """The config of the run. Keys that the stored config lacks have their default values.
-
-        Raises:
-          UserError: it is missing.
-        """
+        """The config of the run, with defaults for keys that the stored config lacks; UserError if it is missing."""
         self.folder.require(CONFIG)
         return read_config(self.folder)
 
@@ -59,7 +52,6 @@ class StoredRun:
 
     @cached_property
     def label_space(self) -> LabelSpace | None:
-        """The labels with their training statistics."""
         return read_label_space(self.folder) if (self.folder / LABEL_SPACE).exists() else None
 
     @property
@@ -144,11 +136,7 @@ class StoredRun:
         return replace(raw, scores=self.correct(raw.scores))
 
     def correct(self, scores: np.ndarray) -> np.ndarray:
-        """Return the probabilities that the run reports: calibrated, and consistent with the label tree.
-
-        Args:
-          scores: f64[N,K], uncalibrated probabilities.
-        """
+        """Return the reported probabilities for raw ones, f64[N,K]: calibrated, and consistent with the label tree."""
         stored = self.thresholds
         return scores if stored is None else stored.correct(scores, self.labels, self.reported_tree)
 

@@ -45,12 +45,9 @@ NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """The structure of a model, and its values in three groups.
-
-    Each group is a flat dict, parameter path -> array.
+    """The structure of a model, and its values in three groups, each a flat dict, parameter path -> array.
 
     Attributes:
-      definition: the structure.
       trainable: parameters that the optimizer updates.
       frozen: parameters that nothing updates.
       stats: batch statistics, which the forward pass updates in training.
@@ -82,10 +79,7 @@ class Parts:
 def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAxes | None:
     """Return which axis of each parameter is the label axis; None if no parameter is sharded over labels.
 
-    Args:
-      definition: the structure of the model.
-      num_labels: number of labels K.
-      mesh: the devices. Without an `expert` axis of size 2 or more, nothing is sharded over labels.
+    Nothing is sharded over labels if `mesh` has no `expert` axis of size 2 or more.
     """
     if mesh.shape["expert"] == 1 or not definition.merge(definition.shapes()).head.by_label:
         return None
@@ -96,19 +90,15 @@ def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAx
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
     """Return the initial model of a config, split into its structure, trainable and frozen parameters, and statistics.
 
-    Args:
-      config: the config of the run.
-      label_space: names, groups and statistics of the labels.
-      load_backbone: whether pretrained weights are loaded. If False, all values are drawn from the seed.
+    Without `load_backbone`, no pretrained weights are loaded: all values are drawn from `config.seed`.
     """
     return split_model(initial_model(config, label_space, load_backbone=load_backbone), config)
 
 
 def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Classifier:
-    """Return the model with its initial values. The arguments are described in `assemble`.
+    """Return the model of a config with its initial values. The arguments are described in `assemble`.
 
-    The backbone has the pretrained weights that the config names, if any. All other values are drawn from
-    `config.seed`.
+    The backbone has the pretrained weights that the config names, if any. All other values come from `config.seed`.
     """
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
@@ -147,14 +137,9 @@ def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
 
 
 def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpace) -> ModelDef:
-    """Return the structure of the model for evaluation and prediction, with matmuls in `eval.dtype`.
+    """Return the structure of the model of a config for evaluation and prediction, with matmuls in `eval.dtype`.
 
     It has the parameter paths and shapes of `parts`, so the values in `parts` can be merged into it.
-
-    Args:
-      config: the config of the run.
-      parts: the model of the config.
-      label_space: names, groups and statistics of the labels.
     """
     matmuls, _ = dtypes(config)
     if config.eval.dtype in ("same", matmuls):
@@ -171,12 +156,10 @@ def fill_backbone(model: Classifier, config: ConfigDict) -> None:
 
 
 def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
-    """Load pretrained weights into a backbone.
+    """Load pretrained weights into a backbone, in place. Its name in the catalog is `name`.
 
-    Args:
-      backbone: the module, which is modified.
-      name: name of the backbone in the catalog.
-      weights: "auto": the published weights of `name`. "none": nothing is loaded. Otherwise the path of a weights file.
+    The value "auto" of `weights` stands for the published weights of `name`, "none" for nothing to load. Any other
+    value is the path of a weights file.
     """
     if weights == "none":
         return
@@ -189,10 +172,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
 
 
 def require_weights(config: ConfigDict) -> None:
-    """Raise UserError unless the pretrained weights of the config are available and fit the backbone.
-
-    Published weights that are not on this machine are downloaded.
-    """
+    """Raise UserError unless the pretrained weights of the config, downloaded if need be, fit the backbone."""
     settings = config.model.backbone
     if settings.weights == "none":
         return
@@ -204,15 +184,8 @@ def require_weights(config: ConfigDict) -> None:
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
     """Split a model into its structure, trainable parameters, frozen parameters and batch statistics.
 
-    If the config uses published weights, all frozen parameters of the backbone are assumed to have their published
-    values.
-
-    Args:
-      model: the model. Its values may be abstract (ShapeDtypeStructs).
-      config: the config of the run.
-
-    Raises:
-      UserError: no parameter is trainable.
+    Its values may be abstract (ShapeDtypeStructs). If the config uses published weights, all frozen parameters of the
+    backbone are assumed to have their published values. Raises UserError if no parameter is trainable.
     """
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
@@ -226,12 +199,8 @@ def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
 def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
     """Return the frozen parameters with the kernels of the backbone cast to `model.frozen_dtype`.
 
-    Other parameters keep their type: classifiers, gates and projections of prompts compute in float32. Casting kernels
-    is harmless, because bfloat16 matmuls round them anyway.
-
-    Args:
-      frozen: path -> array or ShapeDtypeStruct.
-      config: the config of the run.
+    Values are arrays or ShapeDtypeStructs. Other parameters keep their type: classifiers, gates and projections of
+    prompts compute in float32. Casting kernels is harmless, because bfloat16 matmuls round them anyway.
     """
     _, dtype = dtypes(config)
 
@@ -247,8 +216,7 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return the rules (regular expression, whether it trains) for parameter paths; the first match counts.
 
-    The rules of the backbone, the adapters and the head for their frozen parameters come first. `config.trainable`
-    follows.
+    The rules of the backbone, the adapters and the head for their frozen parameters come before `config.trainable`.
     """
     backbone_rules = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
     adapters = active_adapters(config).values()
@@ -257,11 +225,7 @@ def trainable_rules(config: ConfigDict) -> tuple:
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:
-    """Return the preprocessing for the backbone of the config, with the image size of the config.
-
-    Raises:
-      UserError: the backbone does not accept this image size.
-    """
+    """Return the preprocessing of a config; UserError if its backbone does not accept its image size."""
     entry = catalog.entry(config.model.backbone.name)
     if not entry.shape.fits(config.data.image_size):
         raise UserError(

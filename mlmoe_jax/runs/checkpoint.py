@@ -39,7 +39,6 @@ class Restored:
     """A restored checkpoint.
 
     Attributes:
-      step: the step of the checkpoint.
       newest: the step of the newest checkpoint. If it differs from `step`, the newest checkpoint is damaged.
       notes: the item `notes` of the checkpoint, a dict of plain values.
       selected: the item `selected`; None if it was not requested.
@@ -58,7 +57,6 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     """Open the checkpoints of a run folder, as a context. At the end, wait until they are written and close them.
 
     Args:
-      folder: the run folder.
       keep: the number of checkpoints to keep.
       writing: whether checkpoints will be written. If so, the folder is created, and incomplete checkpoints of a killed
         run are removed. It must be False if a training may be writing to the folder, because its unfinished checkpoint
@@ -113,9 +111,7 @@ def _remove_partial(path: epath.Path) -> None:
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
     """Raise DiskError if the last checkpoint could not be written.
 
-    Args:
-      manager: the manager of the checkpoints.
-      wait: wait for a write in progress. If False, a write in progress is not checked.
+    A write in progress is awaited if `wait` is True. Otherwise it is not checked.
     """
     if wait or not manager.is_saving_in_progress():
         with disk_errors_explained(manager.directory):
@@ -126,8 +122,6 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     """Start writing a checkpoint in the background. If the step already has a checkpoint, nothing is written.
 
     Args:
-      manager: the manager of the checkpoints.
-      step: the step of the checkpoint.
       state: the state of the training, a tree of arrays.
       selected: the values for evaluation and prediction, a tree of arrays.
       notes: a dict that can be stored as JSON.
@@ -151,22 +145,17 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
 def restore(
     manager: ocp.CheckpointManager, *, selected: Any = None, state: Any = None, step: int | None = None
 ) -> Restored | None:
-    """Restore the newest undamaged checkpoint.
+    """Restore the newest undamaged checkpoint; None if there are no checkpoints.
 
     If a checkpoint is damaged, this is logged, and the preceding checkpoint is tried. If both `selected` and `state`
     are given, a training resumes, and the damaged checkpoints after the restored one are deleted: Orbax saves only
     steps after the last checkpoint.
 
     Args:
-      manager: the manager of the checkpoints.
       selected: arrays or ShapeDtypeStructs with the shapes and shardings of the values for evaluation; None: not
         restored.
-      state: arrays or ShapeDtypeStructs with the shapes and shardings of the training state, or a dict with some of its
-        fields; None: not restored.
+      state: the same for the training state, or a dict with some of its fields; None: not restored.
       step: the only checkpoint to try; None: all checkpoints.
-
-    Returns:
-      The restored checkpoint; None if there are no checkpoints.
 
     Raises:
       UserError: all tried checkpoints are damaged, or there is no checkpoint of `step`.
@@ -207,14 +196,9 @@ def _damaged(manager: ocp.CheckpointManager, tried: list[int], steps: list[int])
 
 
 def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> dict[str, Any] | None:
-    """Restore some items and the notes of one checkpoint, as a dict; None if the checkpoint is damaged.
+    """Restore items (name -> tree of arrays or ShapeDtypeStructs) and the notes of one checkpoint, as a dict.
 
-    Damage is logged. If one process cannot read the checkpoint, all processes return None.
-
-    Args:
-      manager: the manager of the checkpoints.
-      step: the step of the checkpoint.
-      items: name of an item -> tree of arrays or ShapeDtypeStructs.
+    The result is None, on all processes, if the checkpoint is damaged for any of them. Damage is logged.
     """
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()} | {"notes": ocp.args.JsonRestore()}

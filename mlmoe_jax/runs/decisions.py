@@ -34,19 +34,19 @@ _LIMITS = -104.0, 25 * np.log(2)  # logits of the numbers that float32 rounds to
 
 
 def to_logits(scores: np.ndarray) -> Floats:
-    """Return the logits f64[...] of stored probabilities [...].
+    """Return the finite logits f64[...] of stored probabilities [...].
 
-    The logits are finite. Probabilities that float32 rounded to 0 or 1 get the limits in _LIMITS.
+    Probabilities that float32 rounded to 0 or 1 get the limits in _LIMITS.
     """
     return np.clip(logit(np.asarray(scores, np.float64)), *_LIMITS)
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds and the calibration of a run.
+    """The thresholds and the calibration (a function from raw probabilities to reported scores) of a run.
 
-    The calibration is a function from raw probabilities to reported scores. Thresholds are compared with reported
-    scores, so thresholds that were fitted with one calibration must not be used with another.
+    Thresholds are compared with reported scores, so thresholds that were fitted with one calibration must not be used
+    with another.
 
     Attributes:
       values: label -> the lowest reported score at which the label is predicted; infinity: it is never predicted.
@@ -61,13 +61,7 @@ class Thresholds:
 
     @classmethod
     def fixed(cls, names: Sequence[str], threshold: float, calibration: Mapping[str, Any] | None = None) -> Thresholds:
-        """Return thresholds that are equal to `threshold` for all labels.
-
-        Args:
-          names: the names of the labels.
-          threshold: the threshold.
-          calibration: the calibration to include; None: no calibration.
-        """
+        """Return thresholds that are equal to `threshold` for all labels, with a calibration if one is given."""
         return cls(dict.fromkeys(names, float(threshold)), {}, dict(calibration or {}))
 
     def limits(self, names: Sequence[str]) -> Floats:
@@ -75,13 +69,10 @@ class Thresholds:
         return np.array([_entry(self.values, name, "threshold", "thresholds") for name in names], np.float64)
 
     def correction(self, names: Sequence[str]) -> Calibration:
-        """Return the function from logits to the reported scores of the labels `names`.
+        """Return the function from logits to the reported scores of labels; without a calibration it is the sigmoid.
 
-        Without a calibration it is the sigmoid.
-
-        Raises:
-          UserError: a label has no calibration.
-          ValueError: a stored scale is not positive, or a stored parameter is not finite.
+        Raises UserError if a label has no calibration, and ValueError if a stored scale is not positive, or a stored
+        parameter is not finite.
         """
         if not self.calibration:
             return Calibration()
@@ -92,12 +83,10 @@ class Thresholds:
         return Calibration(scale, offset, fitted_on=self.calibration["split"])
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
-        """Return the reported scores f64[N,K]: calibrated, then adjusted to agree with the tree of labels.
+        """Return the reported scores f64[N,K] of raw probabilities f64[N,K] of the K labels `names`.
 
-        Args:
-          scores: f64[N,K], raw probabilities.
-          names: the names of the K labels.
-          tree: which labels imply and exclude each other; by default none do.
+        They are calibrated, then adjusted to agree with the tree of labels. By default no label implies or excludes
+        another.
         """
         corrected = self.correction(names)(to_logits(scores)) if self.calibration else scores
         return self.consistency(names, tree)(corrected) if tree else corrected
@@ -107,20 +96,14 @@ class Thresholds:
         return Consistency.of(tree, self.limits(names), len(names))
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
-        """Return which labels are predicted, bool[N,K], in agreement with the tree of labels.
-
-        The arguments are described in `correct`.
-        """
+        """Return which labels are predicted, bool[N,K], in agreement with the tree; see `correct` for the arguments."""
         return self.correct(scores, names, tree) >= self.consistency(names, tree).limits
 
     def used(self, config: ConfigDict, names: Sequence[str], *, replaced: bool) -> Thresholds:
-        """Return the thresholds and the calibration with which a run predicts.
+        """Return the thresholds and the calibration with which a run predicts, by the config of the prediction.
 
-        Args:
-          config: the config of the prediction. Without `calibration.use`, scores are raw, and thresholds that were
-            fitted to calibrated scores are replaced by `eval.threshold`.
-          names: the names of the labels.
-          replaced: whether `eval.threshold` replaces all thresholds.
+        Without `calibration.use`, scores are raw, and thresholds that were fitted to calibrated scores are replaced by
+        `eval.threshold`. If `replaced` is True, it replaces all thresholds.
         """
         threshold = float(config.eval.threshold)
         calibration = self.calibration if config.calibration.use else {}
@@ -140,13 +123,10 @@ def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------- the file
 def read_thresholds(folder: RunFolder) -> Thresholds:
-    """Return the thresholds in thresholds.json of a run folder.
+    """Return the thresholds in thresholds.json of a run folder; UserError if it is missing or damaged.
 
     The file contains {"thresholds": {label: threshold}, "calibration": {…}, …}. The other entries are
     `Thresholds.source`. A threshold of null means that the label is never predicted.
-
-    Raises:
-      UserError: the file is missing or damaged.
     """
     folder.require(THRESHOLDS)
     with folder.reading(THRESHOLDS):
@@ -162,11 +142,7 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
 
 
 def stored_thresholds(folder: RunFolder) -> Thresholds | None:
-    """Return the thresholds of a run folder; None if it has none.
-
-    Raises:
-      UserError: thresholds.json is damaged.
-    """
+    """Return the thresholds of a run folder, None if it has none; UserError if thresholds.json is damaged."""
     return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
 
 

@@ -45,22 +45,15 @@ class Handler(ocp.CheckpointHandler):
 @ocp.args.register_with_handler(Handler, for_save=True)
 @dataclass
 class Save(ocp.args.CheckpointArgs):
-    """The argument for saving digests with Orbax.
-
-    Attributes:
-      step: the step of the checkpoint.
-    """
+    """The argument for saving digests with Orbax: the `step` of the checkpoint."""
 
     step: int
 
 
 def damage(checkpoint: epath.Path, step: int, items: Collection[str]) -> str:
-    """Return a description of how a checkpoint differs from the saved one; "" if it does not.
+    """Return how the folder of a checkpoint differs from the checkpoint that was saved at `step`; "" if it does not.
 
-    Args:
-      checkpoint: the folder of the checkpoint.
-      step: the step that the checkpoint should have.
-      items: the items whose files are read, such as `notes`.
+    Only the files of `items`, such as `notes`, are read.
     """
     try:
         with damage_explained(checkpoint / ITEM):

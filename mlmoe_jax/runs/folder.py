@@ -38,11 +38,7 @@ SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples
 
 
 class RunFolder(Folder):
-    """A run folder at a local path or at a URL such as gs://bucket/run.
-
-    Attributes:
-      uploads: uploads of growing files, if the folder is in an object store.
-    """
+    """A run folder at a local path or at a URL such as gs://bucket/run, where `uploads` uploads growing files."""
 
     kind = "run folder"
 
@@ -89,10 +85,7 @@ class RunFolder(Folder):
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
-        """Append a row of metrics to metrics.jsonl.
-
-        In an object store, which cannot append, `uploads` writes the file later.
-        """
+        """Append a row to metrics.jsonl; in an object store, which cannot append, `uploads` writes the file later."""
         line = f"{dump_json(row)}\n".encode()
         path = self / METRICS
         if self.is_local:
@@ -106,10 +99,7 @@ class RunFolder(Folder):
         self.uploads.offer()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl.
-
-        Damaged lines, such as a truncated line, are left out, and their number is logged.
-        """
+        """Return the rows of metrics.jsonl, without damaged lines, such as a truncated one; their number is logged."""
         lines = (self._stored_lines() if self._lines is None else self._lines).splitlines()
         rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
@@ -139,36 +129,25 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 def read_config(folder: RunFolder) -> ConfigDict:
     """Return the config of a run folder. Keys that are not stored get their current default.
 
-    Raises:
-      UserError: the config is damaged, or lacks the name of the data set, the backbone or the head, for which a default
-        would be wrong.
+    Raises UserError if the config is damaged, or lacks the name of the data set, the backbone or the head, for which a
+    default would be wrong.
     """
     return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG), required=REQUIRED)
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:
-    """Return the config of the run in a folder; None if no run has been started there.
-
-    A run has been started if the folder has a config, and checkpoints or results.
-    """
+    """Return the config of the run in a folder; None unless it has a config, and checkpoints or results."""
     started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
     return read_config(folder) if started else None
 
 
 def training_finished(folder: RunFolder) -> bool:
-    """Return whether the training of a run is finished, that is, whether it has written its final results.
-
-    Results of an evaluation before the end of the training do not count.
-    """
+    """Return whether a training has written its final results. Evaluations before its end do not count."""
     if not (folder / RESULTS).exists():
         return False
     return any(entry["finished"] for entry in folder.read_json(RESULTS).values())
 
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
-    """Return the label space of a run: the names, groups and statistics of its labels.
-
-    Raises:
-      UserError: the file is missing or damaged.
-    """
+    """Return the names, groups and statistics of the labels of a run; UserError if the file is missing or damaged."""
     return folder.read_npz(LABEL_SPACE, LabelSpace.from_arrays)

@@ -60,14 +60,7 @@ def read_image_record(folder: RunFolder) -> ImageRecord | None:
 
 
 def describe_leak(record: ImageRecord, folder: RunFolder, split: str, ids: Sequence[str]) -> str:
-    """Return a clause about the images of a split that the values of a run were trained on; "" if there are none.
-
-    Args:
-      record: the record of the run.
-      folder: the folder of the run.
-      split: the name of the split.
-      ids: the ids of its images.
-    """
+    """Return a clause about the images `ids` of a split that a run's values were trained on; "" if there are none."""
     leaked = record.find_trained(ids)
     if not leaked:
         return ""

@@ -24,10 +24,7 @@ class MetricLog:
     metrics.csv contains all rows as a table. It is replaced at every evaluation and at the end.
 
     Args:
-      folder: the run folder.
       learning_rate: the schedule, a function from the number of updates to the learning rate.
-      steps_per_epoch: number of steps per epoch.
-      trackers: the trackers that also receive each row.
       require: function that is called with the metrics of a step. It raises an error if the training must not continue.
     """
 
@@ -50,12 +47,9 @@ class MetricLog:
         self._evaluated = False
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
-        """Start a new pending row with the metrics of a step.
+        """Start a new pending row with the metrics of a step, name -> scalar, which the device may still be computing.
 
-        Args:
-          step: the step.
-          metrics: name -> scalar, which may still be computed on the device.
-          progress: the progress of the training, which has its speed.
+        The row also has the speed of the training, from `progress`.
         """
         # The schedule counts updates, so skipped steps delay it.
         updates = step - 1 - metrics.get("skipped_steps", 0)
@@ -73,10 +67,7 @@ class MetricLog:
         self._evaluated = True
 
     def write(self) -> None:
-        """Write the pending row, if there is one.
-
-        First `require` is called with the metrics of its step. If it raises an error, nothing is written.
-        """
+        """Write the pending row, if there is one, unless `require` raises an error for the metrics of its step."""
         if not self._row:
             return
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
@@ -99,10 +90,7 @@ class MetricLog:
         self.folder.uploads.send()
 
     def close(self) -> None:
-        """Close the trackers, write metrics.csv, and upload files a last time.
-
-        If one of these steps fails, the other steps still run.
-        """
+        """Close the trackers, write metrics.csv and upload files a last time. If a step fails, the others still run."""
         with contextlib.ExitStack() as stack:
             for tracker in self.trackers:
                 stack.callback(tracker.close)

@@ -43,13 +43,7 @@ class MLflowRun:
     folder, after the last row that MLflow has: rows that it computes again are not sent again. A row or a result that
     arrives twice has the same step, time and value, and MLflow keeps one of the two.
 
-    Args:
-      folder: the run folder.
-      address: the address of a server or a database, or a local folder.
-      config: the config of the run.
-
-    Raises:
-      UserError: a new run cannot be created.
+    `address` is that of a server or a database, or a local folder. Raises UserError if a new run cannot be created.
     """
 
     def __init__(self, folder: RunFolder, address: str, config: ConfigDict):
@@ -84,9 +78,6 @@ class MLflowRun:
         """Send the last rows and end the run: as finished, with its results and files, or as stopped without results.
 
         A failure is logged as a warning, and so are rows that take longer than _PATIENCE.
-
-        Args:
-          results: the results of a finished training.
         """
         self._results, self._ending = results, True
         self._wake.set()
@@ -148,7 +139,7 @@ class MLflowRun:
 
 
 def send_results(folder: RunFolder, config: ConfigDict, results: _Results) -> None:
-    """Send a finished training to MLflow: its rows, results and files. Do nothing if `log.mlflow` is empty.
+    """Send the rows, results and files of a finished training to MLflow, or do nothing if `log.mlflow` is empty.
 
     Errors are logged as warnings, not raised, because the run itself is complete.
     """

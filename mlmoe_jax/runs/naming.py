@@ -45,14 +45,10 @@ def default_folder(
 
 
 def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:
-    """Return a folder name for settings, `config,key=value,…`.
+    """Return a folder name for pairs (key, value), `config,key=value,…`; an empty `config` is left out.
 
     A name that is too long is shortened, and unsafe characters are replaced. In both cases a digest of the settings is
     appended.
-
-    Args:
-      settings: pairs (key, value).
-      config: the name of the config, which comes first; "": none.
     """
     first = [config] if config else []
     exact = ",".join([*first, *(f"{key}={value}" for key, value in settings)])

@@ -16,11 +16,8 @@ class Origin:
     """An origin of the values of a new model.
 
     This base class stands for the pretrained backbone of the config, or for random values if `model.backbone.weights`
-    is "none". Subclasses stand for other origins.
-
-    Attributes:
-      config: the config of the model.
-      resumes: whether a training is resumed. If True, its label space and checkpoints are in the run folder.
+    is "none". Subclasses stand for other origins. If `resumes` is True, a training is resumed: its label space and
+    checkpoints are in the run folder.
     """
 
     config: ConfigDict
@@ -32,9 +29,5 @@ class Origin:
         return None
 
     def parts(self, label_space: LabelSpace) -> Parts:
-        """Return the model of the config with the values of this origin.
-
-        Raises:
-          UserError: the values do not fit the model.
-        """
+        """Return the model of the config with the values of this origin; UserError if they do not fit the model."""
         return assemble(self.config, label_space)

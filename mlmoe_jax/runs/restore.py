@@ -67,12 +67,9 @@ class Run:
 
     Attributes:
       config: the config, with the overrides of `open_run`.
-      label_space: names, groups and statistics of the labels.
-      preprocess: the preprocessing of images.
       definition: the structure of the model for evaluation.
       values: path -> array, the trained parameters and the batch statistics.
       frozen: path -> array, the frozen parameters.
-      mesh: the devices.
       label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
       notes: the notes of the checkpoint, with a further entry `outdated`.
       scores: function from logits to the reported probabilities.
@@ -100,11 +97,7 @@ class Run:
         return self.notes["step"]
 
     def open_split(self, name: str, data_config: ConfigDict | None = None) -> Split:
-        """Open a split of the data set of the run, with the labels of the run and their tree.
-
-        Args:
-          data_config: `config.data` with changes; None = without.
-        """
+        """Open a split with the labels and the tree of the run. `data_config` replaces `config.data` if it is given."""
         space = self.label_space
         return open_split(
             data_config or self.config.data, name, classes=space.names, tree=space.tree, seed=self.config.seed
@@ -113,8 +106,7 @@ class Run:
     def weights(self, *, frozen: Collection[str] | None = None) -> dict[str, np.ndarray]:
         """Return parameter path -> value in float32, which represents the values of every dtype of a run exactly.
 
-        Args:
-          frozen: the paths of the frozen values to include; None = all.
+        Of the frozen values, only those at the paths `frozen` are included; None = all.
         """
         included = {path: value for path, value in self.frozen.items() if frozen is None or path in frozen}
         values = jax.device_get(remove_padding({**self.values, **included}, self.label_axes))
@@ -149,7 +141,7 @@ def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the preprocessing of a run, with its stored mean and standard deviation.
 
-    The image size is `image_size`, which may differ from the image size in training.
+    The images have the size `image_size`, which may differ from the image size in training.
     """
 
     def convert(stored: dict[str, Any]) -> Preprocess:
@@ -199,7 +191,6 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     checkpoint is used, and the run is `outdated`.
 
     Args:
-      folder: the run folder.
       overrides: pairs (dotted key, text) that replace keys of the run's config. Only keys that do not change the
         trained model are allowed.
       which: "best": the values that training selected. "latest": the values of the newest checkpoint. A step, such as
@@ -237,14 +228,9 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
-    """Return the config and the label space of a run.
+    """Return the config, with overrides as in `open_run`, and the label space of a run.
 
-    Args:
-      folder: the run folder.
-      overrides: as in `open_run`.
-
-    Raises:
-      UserError: the folder is not a run folder, an override is not allowed, or the label space is damaged.
+    Raises UserError if the folder is not a run folder, an override is not allowed, or the label space is damaged.
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
@@ -273,10 +259,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     """Return the model of a run with its frozen parameters.
 
     Frozen parameters are read from the run folder, or from the published weights file if the folder does not have them.
-    The trainable parameters and the batch statistics, which are in checkpoints, are ShapeDtypeStructs.
-
-    Raises:
-      UserError: the frozen parameters differ from the frozen parameters with which the run was trained.
+    The trainable parameters and the batch statistics, which are in checkpoints, are ShapeDtypeStructs. Raises UserError
+    if the frozen parameters differ from those with which the run was trained.
     """
     stored: Params = {}
     if (folder / FROZEN).exists():
@@ -301,17 +285,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
     """Restore the trained parameters and batch statistics of a run from a checkpoint or from a shared model.
 
-    Args:
-      folder: the run folder.
-      parts: the model of the run, whose shapes are used.
-      mesh: the devices.
-      which: as in `open_run`.
-
-    Returns:
-      The restored checkpoint. Its `selected` has the values, path -> array.
-
-    Raises:
-      UserError: there are no such values.
+    The shapes are those of `parts`. In the result, `selected` has the values, path -> array. The checkpoint `which` is
+    described in `open_run`. Raises UserError if there are no such values.
     """
     if (folder / ADAPTER).exists():
         if which != BEST:

@@ -66,10 +66,8 @@ _ORIGIN = {"step": int, "kind": str, "split": str}  # the origin of the values, 
 def run_folder(location: str | os.PathLike) -> RunFolder:
     """Return the run folder at a location: a path, a URL, `hf:USER/NAME` or `demo:NAME`.
 
-    A model on the Hugging Face hub is downloaded into the cache first.
-
-    Raises:
-      UserError: no `demo:` model has this name, the address is invalid, or the download fails.
+    A model on the Hugging Face hub is downloaded into the cache first. Raises UserError if no `demo:` model has this
+    name, the address is invalid, or the download fails.
     """
     text = os.fspath(location)
     if text.startswith(DEMO):
@@ -84,24 +82,14 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 
 
 def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -> None:
-    """Write the values of a model to adapter.safetensors in a folder.
-
-    Args:
-      folder: the folder of the shared model.
-      values: path -> array.
-      notes: the notes of the checkpoint. Their `step`, `kind` and `split` are stored.
-    """
+    """Write values, path -> array, to adapter.safetensors, with `step`, `kind` and `split` of a checkpoint's notes."""
     tensors = {path: np.ascontiguousarray(jax.device_get(values[path]), np.float32) for path in sorted(values)}
     about = {"layout": LAYOUT, "version": __version__, "origin": selection_origin(notes)}
     folder.write_bytes(ADAPTER, save(tensors, {_ABOUT: json.dumps(about)}))  # several entries have no fixed order
 
 
 def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `step`, `kind` and `split` of selected values, from the notes of a checkpoint.
-
-    Raises:
-      ValueError: an entry is missing or has a wrong type.
-    """
+    """Return `step`, `kind` and `split` of a checkpoint's notes; ValueError if one is missing or has a wrong type."""
     for name, kind in _ORIGIN.items():
         if not isinstance(notes.get(name), kind):
             raise ValueError(f"its notes give {name} as {notes.get(name)!r}")
@@ -111,13 +99,8 @@ def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
 def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     """Read the values that `write_adapter` wrote, and place them on a mesh.
 
-    Args:
-      folder: the folder of the shared model.
-      like: path -> array or ShapeDtypeStruct, with the expected shapes and the types to cast to.
-      mesh: the devices.
-
-    Raises:
-      UserError: the file is damaged, has another layout, or its tensors do not fit the model.
+    `like`, path -> array or ShapeDtypeStruct, has the expected shapes and the types to cast to. Raises UserError if the
+    file is damaged, has another layout, or its tensors do not fit the model.
     """
     with folder.reading(ADAPTER):
         content = folder.read_bytes(ADAPTER)
@@ -142,9 +125,7 @@ def read_origin(folder: RunFolder) -> dict[str, Any]:
 def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
     """Return whether a model has its scores from the names of its labels alone.
 
-    Args:
-      config: the config of its run.
-      origin: the origin of its values, or the notes of its checkpoint.
+    `origin` is the origin of its values, or the notes of its checkpoint.
     """
     return config.model.head.kind == "cosine" and origin.get("kind") == "imported"
 

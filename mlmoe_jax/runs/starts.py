@@ -31,12 +31,8 @@ def versions() -> dict[str, str]:
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
     """Append a start of the training to starts.json. A damaged file is replaced.
 
-    The entry has the keys `time`, `step`, `versions`, `device`, `devices`, `processes` and `mesh`.
-
-    Args:
-      folder: the run folder.
-      step: the number of steps that were done before this start; 0 for a new run.
-      mesh: the devices.
+    The entry has the keys `time`, `step` (the number of steps that were done before; 0 for a new run), `versions`,
+    `device`, `devices`, `processes` and `mesh`.
     """
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,10 +47,7 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the recorded starts of a run, oldest first; `record_start` has their keys.
-
-    The list is empty if starts.json is missing, or if it is damaged, which is logged as a warning.
-    """
+    """Return the starts that `record_start` wrote, oldest first; [] if the file is missing, or damaged (logged)."""
     if not (folder / STARTS).exists():
         return []
     try:

@@ -65,10 +65,7 @@ class EventFiles:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases that records a training.
-
-    The id of the run is stored in the run folder, so that a resumed training continues the run.
-    """
+    """A run of Weights & Biases. A resumed training continues it by its id, which is stored in the run folder."""
 
     def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
         wandb = importlib.import_module("wandb")
@@ -96,15 +93,9 @@ def require_trackers(config: ConfigDict) -> None:
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
-    """Return the trackers that the section `log` of the config turns on.
+    """Return the trackers that the section `log` of the config turns on; UserError if MLflow's server cannot be used.
 
-    Args:
-      folder: the run folder.
-      config: the config of the run.
-      first_step: the step after which the training continues; 0 for a new training.
-
-    Raises:
-      UserError: the MLflow server cannot be used.
+    The training continues after `first_step`; 0 for a new training.
     """
     trackers: list[Tracker] = []
     if config.log.mlflow:

@@ -15,14 +15,11 @@ UPLOAD_SECONDS = 30.0  # between the starts of two uploads during training
 
 
 class Uploads:
-    """Background uploads of growing files, such as logs, to an object store.
+    """Background uploads of growing files, such as logs, to an object store, by `write` (name, content).
 
     Each file is uploaded as a whole, because an object store cannot append. The uploads that `offer` starts are at
     least UPLOAD_SECONDS apart, because an object store accepts about one write per second and object. Uploads run in a
     thread, so that training does not wait.
-
-    Args:
-      write: function (name, content) that uploads one file.
     """
 
     def __init__(self, write: Callable[[str, bytes], None]):
@@ -31,13 +28,7 @@ class Uploads:
         self._running: Future | None = None
 
     def add(self, name: str, content: Callable[[], bytes]) -> None:
-        """Add a file to upload.
-
-        Args:
-          name: the name of the file.
-          content: function that returns the current content of the file. It is called in the thread of the caller of
-            `offer`, `send` or `close`.
-        """
+        """Add a file. `content` returns its current content, in the thread that calls `offer`, `send` or `close`."""
         self._files[name] = content
 
     def offer(self) -> None:
@@ -53,11 +44,7 @@ class Uploads:
         self._start()
 
     def send(self) -> None:
-        """Upload all files and wait until the upload has ended.
-
-        Raises:
-          UserError: the upload fails.
-        """
+        """Upload all files and wait until the upload has ended; UserError if it fails."""
         if self._files:
             self._start().result()
 

@@ -26,27 +26,18 @@ DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
 def ema_decay(images: int) -> float:
     """Return the decay per step of an exponential moving average (EMA), as in ML-VPT's code, rounded to 7 digits.
 
-    The decay solves decay^(2 · steps per epoch) = 0.82: after two epochs, the initial average has the weight 82 %.
-    Steps are counted with batches of 128, for any batch size of the training. With ML-VPT's batches of 64, the weight
-    is 82 % after one epoch.
-
-    Args:
-      images: the number of training images.
+    The decay solves decay^(2 · steps per epoch) = 0.82 for a number of training images: after two epochs, the initial
+    average has the weight 82 %. Steps are counted with batches of 128, for any batch size of the training. With
+    ML-VPT's batches of 64, the weight is 82 % after one epoch.
     """
     return round(0.82 ** (1 / (2 * max(1, round(images / 128)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
-    """Set the data set, its splits and the image size. Benchmarks select weights on the test split, as their papers do.
+    """Set the data set (a name in DATA_SETS), its splits and the image size in pixels, in place.
 
-    Args:
-      config: the config, which is modified.
-      name: a name in DATA_SETS.
-      root: folder of the data set.
-      resolution: side of the images in pixels.
-
-    Raises:
-      UserError: the data set has no files, and `root` is not empty.
+    Benchmarks select weights on the test split, as their papers do. Raises UserError if the data set has no files, and
+    `root`, its folder, is not empty.
     """
     if root and name not in _BENCHMARKS:
         raise UserError(f"dataset={name} has no files, so root={root} has no effect; leave one of them out")
@@ -75,13 +66,11 @@ def method_config(
     backbones: Mapping[str, str] | None = None,
     **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
-    """Return a config with a data set and a backbone, and the options parsed from `arg`.
-
-    The config also has the splits and the metric that select weights (options `preset` and `selection`).
+    """Return a config with a data set, a backbone and what selects the weights, and the options parsed from `arg`.
 
     Args:
-      arg: text with the options `dataset`, `root`, `resolution`, `backbone`, `preset` and `selection`, and the options
-        in `further`.
+      arg: text with the options `dataset`, `root`, `resolution`, `backbone`, `preset`, `selection` (the splits and the
+        metric that select weights), and the options in `further`.
       dataset: default data set.
       backbone: default backbone; on `digits` it is vit_digits.
       resolution: default side of the images in pixels; on `digits` it is 64.
@@ -135,8 +124,7 @@ HELD_OUT = "held_out"
 def selection_options(presets: Mapping[str, str]) -> dict[str, ChoiceKey]:
     """Return the options `preset` and `selection` for `parse_arg`: option name -> key.
 
-    Args:
-      presets: the presets of the method: name -> meaning. The first one is the default.
+    `presets` maps the names of the presets to their meanings. The first one is the default.
     """
     default = next(iter(presets))
     further = {HELD_OUT: f"{default} with selection={HELD_OUT}"}
@@ -154,21 +142,16 @@ def selection_options(presets: Mapping[str, str]) -> dict[str, ChoiceKey]:
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:
-    """Apply the options `preset` and `selection` to a config whose data set is set.
+    """Apply the options `preset` and `selection` to a config whose data set is set, in place.
 
     `selection=published` keeps the settings of the data set.
 
     `selection=held_out` selects weights and fits thresholds on validation images. The test splits are evaluated once,
     at the end. If the data set has no validation split, a tenth of its training images is held out. The choice of these
-    images does not depend on the seed.
+    images does not depend on the seed. In `options`, `preset=held_out` becomes `default_preset` with
+    `selection=held_out`.
 
-    Args:
-      config: the config, which is modified.
-      options: the options, which are modified: `preset=held_out` becomes `default_preset` with `selection=held_out`.
-      default_preset: the default preset of the method.
-
-    Raises:
-      UserError: the two options contradict each other.
+    Raises UserError if the two options contradict each other.
     """
     if options.preset == HELD_OUT:
         if options.selection == "published":
@@ -182,13 +165,7 @@ def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str
 
 
 def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") -> None:
-    """Add the metrics of a paper's own evaluator, and select weights by the metric of the paper.
-
-    Args:
-      config: the config, which is modified.
-      evaluator: a value of `metrics.preset`.
-      metric: a value of `eval.select_metric`.
-    """
+    """Set the metrics of a paper's evaluator (`metrics.preset`), and select weights by `metric`; in place."""
     config.metrics.preset, config.eval.select_metric = evaluator, metric
 
 
@@ -201,14 +178,13 @@ class _Computation(NamedTuple):
 
 
 def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *sources: str) -> None:
-    """Define a config key as a function of other keys, until the key itself is set.
+    """Define a config key as a function of other keys, until the key itself is set. The config is modified.
 
     A published setting may depend on another setting: for example, the learning rate depends on the backbone. The key
     becomes a lazy reference (`FieldReference` of ml_collections), which is evaluated at each access. So it follows
     later changes of the other keys by a flag, a sweep or Python code. Run folders store the value.
 
     Args:
-      config: the whole config, which is modified.
       key: the dotted key to set.
       compute: function from the values of `sources` to the value of `key`.
       *sources: the dotted keys that `key` depends on.

@@ -38,17 +38,8 @@ def feature_map_config(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a method that reads a feature map, and the options parsed from `arg`.
 
-    Args:
-      arg: text with the options of `method_config`, the option `tune`, and the options in `further`.
-      dataset: as in `method_config`.
-      backbone: as in `method_config`.
-      resolution: as in `method_config`.
-      tune: default of the option `tune`; see `tune_backbone`.
-      presets: as in `method_config`.
-      **further: name of a further option -> its key.
-
-    Raises:
-      UserError: an option or a value is unknown.
+    `arg` has the options of `method_config`, which describes the other arguments and errors, and the option `tune` of
+    `tune_backbone`, whose default is `tune`.
     """
     common = {"dataset": dataset, "backbone": backbone, "resolution": resolution, "presets": presets}
     config, options = method_config(arg, **common, tune=replace(TUNE, default=tune), **further)
@@ -59,13 +50,10 @@ def feature_map_config(
 
 
 def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, bool], ...] = ()) -> None:
-    """Set `config.trainable` so that the backbone is fine-tuned or frozen.
-
-    With `tune="auto"` the key is recomputed if the backbone of the config changes.
+    """Set `config.trainable`, in place, so that the backbone is fine-tuned or frozen.
 
     Args:
-      config: the config, which is modified.
-      tune: "yes", "no" or "auto", which fine-tunes a CNN and freezes a ViT.
+      tune: "yes", "no" or "auto", which fine-tunes a CNN and freezes a ViT, also if the backbone changes later.
       frozen: rules (regular expression, False) for the parts of a fine-tuned backbone that stay frozen.
     """
 
@@ -76,12 +64,7 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
 
 
 def train_batch_norm(config: ConfigDict, tune: str) -> None:
-    """Make the batch normalization of the backbone trainable if the backbone has it and is fine-tuned.
-
-    Args:
-      config: the config, which is modified.
-      tune: as in `tune_backbone`.
-    """
+    """Make the backbone's batch normalization, if it has one, trainable if `tune_backbone` fine-tunes it; in place."""
 
     def mode(name: str) -> str:
         present = catalog.entry(name).shape.batch_norm_rule is not None
@@ -96,10 +79,7 @@ def is_tuned(tune: str, backbone: str) -> bool:
 
 
 def shrink_for_digits(config: ConfigDict, *, rate: float) -> ConfigDict:
-    """Return the config with a small head and the training recipe for `digits`, with the learning rate `rate`.
-
-    The training recipe is `train_on_digits`. The config is modified in place.
-    """
+    """Set a small head and the recipe `train_on_digits` with learning rate `rate`, in place; return the config."""
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
     head.routing.expert_hidden = head.routing.gate_hidden = 32
@@ -110,9 +90,9 @@ def shrink_for_digits(config: ConfigDict, *, rate: float) -> ConfigDict:
 
 
 def use_q2l(config: ConfigDict) -> None:
-    """Set the head and the loss of Query2Label (Liu et al., 2021).
+    """Set the head (one encoder layer, two decoder layers without self-attention) and the loss of Query2Label.
 
-    The head has one encoder layer, and two decoder layers without self-attention.
+    Source: Liu et al., 2021.
     """
     config.model.head.kind = "query"
     config.model.head.decoder.update({"width": 0, **Q2L_SETTINGS})
@@ -120,11 +100,9 @@ def use_q2l(config: ConfigDict) -> None:
 
 
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
-    """Set the head of DR-MoE or of a related method.
+    """Set the head of DR-MoE or of a related method, in place.
 
-    Args:
-      config: the config, which is modified.
-      preset: "recommended" or "literal" (DR-MoE), "static" (the ablation of DR-MoE), or "hsq" (the rebuilt HSQ).
+    The presets are "recommended" and "literal" (DR-MoE), "static" (the ablation of DR-MoE) and "hsq" (the rebuilt HSQ).
     """
     config.model.head.kind = "routed_experts"
     config.model.head.routing.update(SETTINGS[preset])
@@ -133,10 +111,9 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
 def mlmoe_config(arg: str, *, backbone: str) -> ConfigDict:
     """Return a config for MLMoE: label queries that attend to the patch tokens of a ViT, and experts.
 
-    Args:
-      arg: text with the options of `prompt_tuning_config`, `prompts` (whether the ViT has group prompts, which the
-        label queries also attend to) and `gates` (a value of `model.head.routing.gate`).
-      backbone: default backbone on data sets other than `digits`.
+    `arg` has the options of `prompt_tuning_config`, `prompts` (whether the ViT has group prompts, which the label
+    queries also attend to) and `gates` (a value of `model.head.routing.gate`). On `digits`, the default backbone is
+    vit_digits instead of `backbone`.
     """
     prompts = FlagKey(True, "Group prompts; without them, label queries and experts read a frozen ViT.")
     further = {"prompts": prompts, "gates": option("model.head.routing.gate")}
@@ -154,14 +131,10 @@ def mlmoe_config(arg: str, *, backbone: str) -> ConfigDict:
 
 
 def set_q2l_training(config: ConfigDict, tune: str) -> None:
-    """Set the training recipe of Query2Label on a ResNet.
+    """Set the training recipe of Query2Label on a ResNet, in place; `tune` is described in `tune_backbone`.
 
     The recipe is AdamW, a one-cycle schedule and 80 epochs. The stem and the first stage are frozen. Images without
     labels are kept, except in VG256, whose split is drawn from the images with labels.
-
-    Args:
-      config: the config, which is modified.
-      tune: as in `tune_backbone`.
     """
     tune_backbone(config, tune, frozen=((r"^backbone/(stem|stages/0)/", False),))
     config.data.keep_empty = config.data.name != "vg256"
@@ -173,16 +146,10 @@ def set_q2l_training(config: ConfigDict, tune: str) -> None:
 
 
 def set_gcn_training(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
-    """Set the training recipe of ML-GCN and ADD-GCN.
+    """Set the training recipe of ML-GCN and ADD-GCN, in place; `tune` is described in `tune_backbone`.
 
-    The recipe is SGD, a tenth of the learning rate for the backbone, and gradients clipped at norm 10. Difficult
-    labels, which only VOC has, are positive in training and left out of the AP.
-
-    Args:
-      config: the config, which is modified.
-      tune: as in `tune_backbone`.
-      rate: the learning rate.
-      epochs: the number of epochs.
+    The recipe is SGD with learning rate `rate`, a tenth of it for the backbone, and gradients clipped at norm 10.
+    Difficult labels, which only VOC has, are positive in training and left out of the AP.
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")

@@ -46,21 +46,14 @@ def prompt_tuning_config(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options parsed from `arg`.
 
-    On `digits`, the default backbone is vit_digits, and training takes 8 epochs.
+    On `digits`, the default backbone is vit_digits, the learning rate `digits_rate`, and training takes 8 epochs. On
+    other data sets, the default backbone is `backbone`, and the recipe is the published one: AdamW with weight decay
+    0.01 on all trainable parameters, a one-cycle schedule, 40 epochs, batches of 64, cutout and RandAugment, and EMA.
+    Raw and EMA weights are evaluated after each epoch, and selected on the test split. With the preset `code`, the
+    learning rate and the normalization are functions of the backbone and the image size, even if these change later.
 
-    On other data sets, the recipe is the published one: AdamW with weight decay 0.01 on all trainable parameters, a
-    one-cycle schedule, 40 epochs, batches of 64, cutout and RandAugment, and EMA. Raw and EMA weights are evaluated
-    after each epoch, and selected on the test split. With the preset `code`, the learning rate and the normalization
-    are functions of the backbone and the image size, even if these change later.
-
-    Args:
-      arg: text with the options of `method_config`, `precision` (a name in PRECISIONS), and the options in `further`.
-      digits_rate: learning rate on `digits`.
-      backbone: default backbone on other data sets.
-      **further: name of a further option -> its key, and further arguments of `method_config`.
-
-    Raises:
-      UserError: an option or a value is unknown.
+    `arg` has the options of `method_config`, `precision` (a name in PRECISIONS), and the options in `further`, which
+    may also have arguments of `method_config`. Raises UserError if an option or a value is unknown.
     """
     common = {"dataset": "coco2014", "backbone": backbone, "resolution": 224, "presets": ML_VPT_PRESETS}
     config, options = method_config(arg, **common, precision=PRECISION, **further)
@@ -90,10 +83,7 @@ def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
 def prompts_config(arg: str, **further: Any) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with prompts and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
-    Args:
-      arg: text with the options of `prompt_tuning_config`, `prompts` (their number), `dropout`, `pool`, and the options
-        in `further`.
-      **further: as in `prompt_tuning_config`.
+    `arg` has its options and `prompts` (their number), `dropout`, `pool`, and the options in `further`.
     """
     config, options = prompt_tuning_config(
         arg,
@@ -115,11 +105,8 @@ def prompts_config(arg: str, **further: Any) -> tuple[ConfigDict, ConfigDict]:
 def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
     """Return a config with an adapter and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
-    Args:
-      arg: text with the options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts in addition to
-        the adapter), and the settings of the adapter.
-      name: name of the adapter.
-      digits_rate: learning rate on `digits`.
+    `arg` has its options, `pool`, `prompts` (the number of deep prompts in addition to the adapter), and the settings
+    of the adapter `name`.
     """
     own = ADAPTERS.component(name).keys
     prompts = option("model.prompts.count", default=0, doc="Deep prompts per block in addition; 0 is none.")
@@ -144,9 +131,9 @@ def published_normalization(backbone: str) -> str:
 
 
 def published_rate(dataset: str, backbone: str, resolution: int) -> float:
-    """Return the learning rate in the authors' config for a data set, a backbone and a resolution.
+    """Return the learning rate in the authors' config: 1e-4 or 5e-4, while the paper says 5e-4.
 
-    It is 1e-4 or 5e-4, while the paper says 5e-4. DINOv3-B gets the learning rate of DINOv2-B.
+    DINOv3-B gets the learning rate of DINOv2-B.
     """
     slow = {
         "coco2014": backbone in ("dinov2_vitb14", "dinov3_vitb16"),

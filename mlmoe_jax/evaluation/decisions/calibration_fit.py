@@ -42,23 +42,12 @@ _Matrices = Float[np.ndarray, "k 2 2"]
 
 
 def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict) -> dict[str, Any]:
-    """Fit a calibration to the images of a split that have scores.
+    """Fit a calibration to the images of a split that have scores, and return the value of `Thresholds.calibration`.
 
-    The metrics `after` the fit are computed by cross-validation with CALIBRATION_FOLDS folds of images, or of groups of
-    images: the scores of each fold are corrected by a fit to the other folds.
-
-    Args:
-      table: the scores of the split.
-      names: the names of the K labels.
-      config: the config of the run.
-
-    Returns:
-      The value of `Thresholds.calibration`, with the keys `split`, `images` (number of images), `method`,
-      * `labels`: label -> {"scale": a, "offset": b};
-      * `before`, `after`: the calibration metrics of the raw and of the corrected scores.
-
-    Raises:
-      UserError: the split is too small.
+    Its keys are `split`, `images` (number of images), `method`, `labels` (label -> {"scale": a, "offset": b}), and
+    `before` and `after`, the calibration metrics of the raw and of the corrected scores. `after` is computed by
+    cross-validation with CALIBRATION_FOLDS folds of images, or of groups of images: the scores of each fold are
+    corrected by a fit to the other folds. Raises UserError if the split is too small.
     """
     method, table = config.calibration.method, table.readable()
     entries = table.entries(config.data.difficult_eval)
@@ -85,12 +74,7 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
 
 
 def _require_enough(table: SplitScores, entries: Entries) -> None:
-    """Raise UserError if a split has too few images, positives or groups for a calibration.
-
-    Args:
-      table: the scores of the split.
-      entries: the scores and labels of the split.
-    """
+    """Raise UserError if a split has too few images, positives or groups for a calibration."""
     present, units = int((entries.positive & entries.valid).sum()), len(set(table.units))
     if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or units < 2:
         images = f"{len(table)} images {'with scores' if units > 1 else 'of one group'}"
@@ -101,13 +85,9 @@ def _require_enough(table: SplitScores, entries: Entries) -> None:
 
 
 def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) -> Calibration:
-    """Fit a calibration function (temperature or Platt scaling) for each label.
+    """Fit a scale (method "temperature"), or a scale and an offset ("platt"), for each label.
 
-    Args:
-      logits: f64[N,K], logits of the raw scores.
-      positive: bool[N,K], whether a label is present.
-      valid: bool[N,K], whether a label is known.
-      method: "temperature" (fits scales) or "platt" (fits scales and offsets).
+    Logits of the raw scores are f64[N,K]. `positive` and `valid`, bool[N,K], say whether a label is present and known.
     """
     free = np.array([True, method == "platt"])
     identity, spread = np.array([1.0, 0.0]), np.ones(2)
@@ -132,14 +112,9 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
 class Posterior:
     """The posterior distributions of the scale and the offset of K labels.
 
-    The prior is normal, and equal for all labels. The two parameters are independent in the prior.
-
-    Attributes:
-      logits: f64[K,N], logits of the raw scores.
-      positive: [K,N], whether a label is present, or the share of its presence.
-      valid: bool[K,N], whether a label is known.
-      center: f64[2], the mean of the prior.
-      spread: f64[2], the variance of the prior.
+    In the normal prior, which is equal for all labels, the two parameters are independent. Its mean is `center`,
+    f64[2], and its variance is `spread`, f64[2]. The logits of the raw scores are f64[K,N]. `positive`, [K,N], says
+    whether a label is present, or is the share of its presence. `valid`, bool[K,N], says whether a label is known.
     """
 
     logits: Floats
@@ -149,12 +124,7 @@ class Posterior:
     spread: Floats
 
     def derivatives(self, theta: _PerLabel, labels: Ints) -> tuple[_PerLabel, _Matrices]:
-        """Return the gradient and the Hessian of the negative log densities at `theta`.
-
-        Args:
-          theta: f64[k,2], the parameters of the labels.
-          labels: i64[k], the indices of the labels.
-        """
+        """Return the gradient and the Hessian of the negative log densities at parameters f64[k,2] of labels i64[k]."""
         sums, blocks = np.zeros((5, len(labels))), list(_blocks(len(labels), self.logits.shape[1]))
         with ThreadPoolExecutor(cores()) as pool:  # NumPy runs outside of Python's lock
             parts = pool.map(lambda block: self._sums(theta[block[0]], labels[block[0]], block[1]), blocks)
@@ -195,11 +165,6 @@ def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tupl
 
     If the unconstrained scale of a label is too small, its scale is fixed at the bound and only its offset is fitted.
     This is exact, because the loss is convex.
-
-    Args:
-      posterior: the posteriors of the K labels.
-      free: bool[2], which of the two parameters are fitted.
-      start: where the search starts.
     """
     everywhere = np.broadcast_to(free, start.shape)
     theta, covariance = fit_posteriors(posterior, everywhere, start)
@@ -214,14 +179,9 @@ def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tupl
 def fit_posteriors(
     posterior: Posterior, free: Bool[np.ndarray, "k 2"], start: _PerLabel
 ) -> tuple[_PerLabel, _Matrices]:
-    """Return the modes of the posteriors, and the covariances of Laplace's approximation at the modes.
+    """Return the modes of the posteriors by Newton's method, and the covariances of Laplace's approximation there.
 
-    The modes are computed by Newton's method.
-
-    Args:
-      posterior: the posteriors of the K labels.
-      free: whether a parameter is fitted. The other parameters keep their value in `start`, with variance 0.
-      start: where the search starts.
+    The search begins at `start`. Parameters that are not `free` keep their value in it, with variance 0.
     """
     theta, covariance = start.copy(), np.zeros((len(start), 2, 2))
     active = np.arange(len(start))
@@ -244,16 +204,9 @@ def fit_posteriors(
 def _descend(
     posterior: Posterior, labels: Ints, theta: _PerLabel, step: _PerLabel, gradient: _PerLabel
 ) -> tuple[_PerLabel, _PerLabel, _Matrices]:
-    """Return the parameters after a Newton step, and the gradient and the Hessian there.
+    """Return the parameters after a Newton step, `theta` - `step`, and the gradient and the Hessian there.
 
     The step of a label is halved while its loss rises more steeply after the step than it falls before it.
-
-    Args:
-      posterior: the posteriors.
-      labels: the indices of the labels.
-      theta: the parameters before the step.
-      step: the Newton steps, which are subtracted from `theta`.
-      gradient: the gradient at `theta`.
     """
     after, hessian = posterior.derivatives(theta - step, labels)
     while (rises := ((after + gradient) * step).sum(axis=1) < 0).any():

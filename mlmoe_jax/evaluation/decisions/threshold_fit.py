@@ -24,14 +24,8 @@ LEAST_OWN_POSITIVES = 10
 def split_to_fit(config: ConfigDict, *, trained: bool = True) -> str:
     """Return the name of the split on which thresholds and calibrations are fitted.
 
-    If it is the training split of a trained model, a warning is logged.
-
-    Args:
-      config: the config of the run.
-      trained: whether the model is trained, see `shared_model.is_untrained`.
-
-    Raises:
-      UserError: the run has no such split, or the split is one of `data.test_splits`, whose metrics are reported.
+    A warning is logged if it is the training split of a `trained` model; see `shared_model.is_untrained`. Raises
+    UserError if the run has no such split, or it is one of `data.test_splits`, whose metrics are reported.
     """
     default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
     split = config.thresholds.split or default
@@ -58,24 +52,14 @@ def fit_thresholds(
     """Fit thresholds to the images of a split that have scores; see `threshold_search.best_thresholds`.
 
     With one threshold per label, labels with fewer than LEAST_OWN_POSITIVES positives share one threshold. It is fitted
-    to the entries of all labels together.
+    to the entries of all labels together. For the goal "miss_rate", the labels with too few positives for the bound
+    also share this threshold. It is then fitted to the entries of only these labels, and is 0 if they have too few
+    images.
 
-    For the goal "miss_rate", the labels with too few positives for the bound also share this threshold. It is then
-    fitted to the entries of only these labels, and is 0 if they have too few images.
-
-    Args:
-      table: the raw scores of the split.
-      names: the names of the K labels.
-      config: the config of the run.
-      stored: the current thresholds of the run; None if it has none. Their calibration is applied to the scores before
-        the fit, and is part of the result.
-
-    Returns:
-      The thresholds. Their `source` describes the fit. Its entries `before` and `after` are the results of
-      `multilabel.precision_recall_f1` at `eval.threshold` and at the fitted thresholds.
-
-    Raises:
-      UserError: no label has a positive, or no threshold reaches the goal.
+    The calibration of the `stored` thresholds, if there are any, is applied to the raw scores before the fit, and is
+    part of the result. `Thresholds.source` describes the fit. Its entries `before` and `after` are the results of
+    `multilabel.precision_recall_f1` at `eval.threshold` and at the fitted thresholds. Raises UserError if no label has
+    a positive, or no threshold reaches the goal.
     """
     table, settings = table.readable(), config.thresholds
     calibrated = Thresholds({}, calibration={} if stored is None else stored.calibration)
@@ -111,13 +95,7 @@ def _level(settings: ConfigDict) -> dict[str, float]:
 
 
 def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Floats, Bools]:
-    """Return the thresholds of all labels, f64[K], and which labels share a threshold, bool[K].
-
-    Args:
-      entries: the calibrated scores and labels.
-      settings: the section `thresholds` of the config.
-      least: labels with fewer positives share a threshold.
-    """
+    """Return the thresholds f64[K], and which labels share one, bool[K]: those with fewer than `least` positives."""
 
     def search(labels: Bools, per: str) -> Floats:
         scores, positive, valid = (x[:, labels] for x in (entries.scores, entries.positive, entries.valid))

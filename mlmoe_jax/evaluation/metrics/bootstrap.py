@@ -22,17 +22,10 @@ RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,
 
 
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Yield bootstrap resamples of the images, in blocks of at most RESAMPLES_AT_ONCE.
+    """Yield resamples as f32[N,R'], R' ≤ RESAMPLES_AT_ONCE: how many times each resample contains each image.
 
-    Equal seeds give equal resamples. Two runs that are evaluated on equal resamples can be compared pairwise.
-
-    Args:
-      images: N, the number of images.
-      resamples: R, the number of resamples in total.
-      seed: seed of the random generator.
-
-    Yields:
-      f32[N,R'] with R' ≤ RESAMPLES_AT_ONCE: how many times each resample contains each image.
+    There are R = `resamples` in total, of N = `images` images. Equal seeds give equal resamples. Two runs that are
+    evaluated on equal resamples can be compared pairwise.
     """
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, RESAMPLES_AT_ONCE):
@@ -44,13 +37,9 @@ class WeightedMetrics:
     """A function from integer weights of the images of a split to weighted metrics.
 
     The metrics are `mAP`, `mAP_envelope`, `precision@1`, and the metrics of `multilabel.measure_counts` with the suffix
-    `@THRESHOLD`. For weights of 1, they equal the metrics of `metric_groups.measure_entries`.
-
-    Args:
-      scores: f[N,K].
-      labels: [N,K], positive if equal to 1.
-      mask: [N,K], 0 for entries to ignore.
-      threshold: a class is predicted if its score ≥ `threshold`.
+    `@THRESHOLD`. For weights of 1, they equal the metrics of `metric_groups.measure_entries`. Scores are f[N,K], labels
+    [N,K] (positive if equal to 1), and the mask [N,K] is 0 for entries to ignore. A class is predicted if its score ≥
+    `threshold`.
     """
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
@@ -64,16 +53,10 @@ class WeightedMetrics:
         self.top, self.any = (x.any(axis=1).astype(np.float32) for x in (top, valid))
 
     def __call__(self, weights: NDArray[np.float32]) -> tuple[dict[str, Floats], Floats]:
-        """Return the metrics and the average precision per class for R resamples.
+        """Return metric name -> f64[R], and the average precision f64[R,K], for the weights f32[N,R] of R resamples.
 
-        In each resample, means over classes leave out a class whose value is undefined: its AP or recall if it has no
-        positive, its precision if it has no prediction.
-
-        Args:
-          weights: f32[N,R], the integer weight of each image in each resample.
-
-        Returns:
-          A dict, metric name -> f64[R], and the average precision f64[R,K]. Undefined values are nan.
+        Undefined values are nan. In each resample, means over classes leave out a class whose value is undefined: its
+        AP or recall if it has no positive, its precision if it has no prediction.
         """
         curves = [ranked.average_precision(weights) for ranked in self.ranked]
         plain, envelope = (np.stack(kind, axis=1) for kind in zip(*curves, strict=True))
@@ -88,17 +71,10 @@ class WeightedMetrics:
 
 
 def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the lower and the upper end of the percentile interval over resamples.
+    """Return the lower and the upper end, f64[…], of the percentile interval over R resamples, f64[R,…].
 
-    NaN values, such as the AP of a class without a positive in a resample, are ignored.
-    Source: Efron and Tibshirani, sec. 13.3.
-
-    Args:
-      values: f64[R,…], a metric in each resample.
-      confidence: the coverage of the interval.
-
-    Returns:
-      (low, high), f64[…] each; nan where all R values are nan.
+    NaN values, such as the AP of a class without a positive in a resample, are ignored. The ends are nan where all R
+    values are nan. `confidence` is the coverage of the interval. Source: Efron and Tibshirani, sec. 13.3.
     """
     undefined = np.isnan(values).all(axis=0)
     tails = 100 * np.array([(1 - confidence) / 2, (1 + confidence) / 2])
@@ -107,18 +83,12 @@ def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Float
 
 
 def standard_interval(value: float, values: Floats) -> tuple[float, float]:
-    """Return the lower and the upper end of a 95 % interval around the metric `value`.
+    """Return the lower and the upper end of a 95 % interval around a metric, `value`, with values f64[R] in resamples.
 
-    The interval is `value` ± 1.96 sample standard deviations of `values`, clipped to [0, 1]. Percentiles are unsuitable
-    for one run: a resample contains copies of images, the scores of copies tie, and so the average precision of
-    resamples is biased upward. Source: Efron and Tibshirani, sec. 13.2.
-
-    Args:
-      value: the metric on the split itself.
-      values: f64[R], the metric in each resample.
-
-    Returns:
-      (low, high); (nan, nan) if `value` is nan, or if fewer than two of `values` are not nan.
+    The interval is `value` ± 1.96 sample standard deviations of `values`, clipped to [0, 1]. It is (nan, nan) if
+    `value` is nan, or if fewer than two of `values` are not nan. Percentiles are unsuitable for one run: a resample
+    contains copies of images, the scores of copies tie, and so the average precision of resamples is biased upward.
+    Source: Efron and Tibshirani, sec. 13.2.
     """
     defined = values[~np.isnan(values)]
     if defined.size < 2 or np.isnan(value):
@@ -129,13 +99,10 @@ def standard_interval(value: float, values: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The valid images of one class by decreasing score, divided into J segments.
+    """The valid images of one class by decreasing score, divided into J segments, each up to the score of a positive.
 
-    Each segment ends after the images with the score of a positive. Images with equal scores are in one segment.
-
-    Attributes:
-      images: sparse f32[J,N], 1 for the images of each segment; None if the class has no positives.
-      positives: sparse f32[J,N], 1 for the positive images of each segment; None if the class has no positives.
+    Images with equal scores are in one segment. The attributes are sparse f32[J,N], 1 for the images, or the positive
+    images, of a segment; None without positives.
     """
 
     images: csr_matrix | None
@@ -167,14 +134,7 @@ class _Ranked:
         return cls(segments(rows, ends), segments(rows[ranks], np.searchsorted(ranks, ends)))
 
     def average_precision(self, weights: NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Return the AP in R resamples, without interpolation and with the envelope of `multilabel.average_precision`.
-
-        Args:
-          weights: f32[N,R], the integer weight of each image in each resample.
-
-        Returns:
-          (plain, envelope), f64[R] each; nan where the class has no positive.
-        """
+        """Return the plain AP and the envelope AP, f64[R] each, for weights f32[N,R]; nan without positives."""
         if self.images is None:
             undefined = np.full(weights.shape[1], np.nan)
             return undefined, undefined

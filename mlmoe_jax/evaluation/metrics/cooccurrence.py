@@ -15,9 +15,7 @@ questions:
   positives, so its gap is meaningful.
 
 Related work: out-of-context objects (Choi, Torralba & Willsky 2012), bias amplification (Zhao et al. 2017), which
-counts predicted pairs and so mixes the two questions.
-
-Shape letters: N images, K labels.
+counts predicted pairs and so mixes the two questions. Shape letters: N images, K labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +32,10 @@ from mlmoe_jax.runtime.array_types import Bools, Reals
 
 @dataclass(frozen=True)
 class Pair:
-    """An ordered pair of labels (a, b) with its training statistics.
+    """An ordered pair of labels (a, b), given by their indices, with its training statistics.
 
-    Attributes:
-      a: index of label a.
-      b: index of label b.
-      p_b_given_a: share of the training images with a that also have b.
-      p_b: share of all training images that have b.
-      support: number of training images with both labels.
+    `p_b_given_a` is the share of the training images with a that also have b, `p_b` the share of all training images
+    that have b, and `support` the number of training images with both labels.
     """
 
     a: int
@@ -99,9 +93,8 @@ def training_pairs(
     Args:
       together: i[K,K], sparse or dense: number of training images with both labels, as in `data.labels.LabelSpace`.
       positives: i[K], number of training images with each label.
-      images: number of training images.
-      level: minimum of p(b | a), above 0; 0.4 is the threshold of an edge in ML-GCN's label graph.
-      support: minimum number of training images with both labels, because frequencies of a few images are noise.
+      level: above 0; 0.4 is the threshold of an edge in ML-GCN's label graph.
+      support: minimum, because frequencies of a few images are noise.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
     a, b = together.row, together.col
@@ -121,27 +114,24 @@ def pair_biases(
     mask: ArrayLike | None = None,
     fewest: int = 10,
 ) -> list[PairRow]:
-    """Return the co-occurrence metrics of each pair on one split, in the order of `pairs`.
+    """Return the co-occurrence metrics of each pair on one split, in the order of `pairs`, one dict per pair.
 
-    The images form four cells: label a and label b are both present, a only, b only, or neither.
+    The images form four cells: label a and label b are both present, a only, b only, or neither. The keys are:
+
+    * `a`, `b`, `p_b_given_a`, `p_b`, `support`: the fields of `Pair`.
+    * `images_both`, `images_a_only`, `images_b_only`, `images_neither`: the number of images in each cell.
+    * `fpr_with_a`, `fpr_without_a`, `score_with_a`, `score_without_a`: the false-positive rate and the mean score of b
+      in images without b, with and without a.
+    * `ap_cooccurring`, `auc_cooccurring`, `ap_exclusive`, `auc_exclusive`: AP and AUC of b for its positives with a,
+      and for those without a, against all negatives of b.
+
+    A metric is nan if a cell that it uses has fewer than `fewest` images. Scores are probabilities f[N,K], and labels
+    [N,K] are positive if equal to 1.
 
     Args:
-      scores: f[N,K], probabilities.
-      labels: [N,K], positive if equal to 1.
-      pairs: result of `training_pairs`.
       thresholds: a number or f[K]. Label b is predicted if its score ≥ its threshold.
       mask: [N,K], 0 for unknown labels; None: all labels are known. An image is in a cell only if a and b are known.
         The negatives for AP and AUC also include images in which a is unknown.
-      fewest: minimum number of images in each cell that a metric uses. With fewer images the metric is nan.
-
-    Returns:
-      One dict per pair:
-      * `a`, `b`, `p_b_given_a`, `p_b`, `support`: the fields of `Pair`.
-      * `images_both`, `images_a_only`, `images_b_only`, `images_neither`: the number of images in each cell.
-      * `fpr_with_a`, `fpr_without_a`: the false-positive rate of b in images without b, with and without a.
-      * `score_with_a`, `score_without_a`: the mean score of b in images without b, with and without a.
-      * `ap_cooccurring`, `auc_cooccurring`: AP and AUC of b for its positives with a, against all negatives of b.
-      * `ap_exclusive`, `auc_exclusive`: AP and AUC of b for its positives without a, against all negatives of b.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
@@ -164,14 +154,7 @@ def pair_biases(
 
 
 def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
-    """Return the false-positive rate and the mean score of label b, in images with label a and without label a.
-
-    Args:
-      score: f[N], the scores of b.
-      cells: name in CELLS -> bool[N], the images of the cell.
-      threshold: b is predicted if its score ≥ `threshold`.
-      fewest: minimum number of images in a cell; values of smaller cells are nan.
-    """
+    """Return the false-positive rate and mean score of b with and without a; nan with fewer than `fewest` images."""
     rates, means = {}, {}
     for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
         values = score[cell].astype(np.float64)
@@ -182,14 +165,7 @@ def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.flo
 
 
 def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest: int) -> PairRow:
-    """Return AP and AUC of label b, for its positives with label a and for its positives without label a.
-
-    Args:
-      score: f[N], the scores of b.
-      cells: name in CELLS -> bool[N], the images of the cell.
-      negatives: f[n], the scores of b for all its negatives.
-      fewest: minimum number of positives and of negatives; with fewer, values are nan.
-    """
+    """Return AP and AUC of b with and without a; nan with fewer than `fewest` positives or negatives."""
     precisions, areas = {}, {}
     for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):
         enough = min(np.count_nonzero(cell), negatives.size) >= fewest
@@ -200,18 +176,14 @@ def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest
 
 
 def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:
-    """Return the mean of each metric over pairs, comparable between splits.
+    """Return the mean of each metric over pairs, comparable between splits, as split -> metric -> mean.
 
     Each metric belongs to one of two questions (see the module). The means of a question are over the pairs for which
     all metrics of the question are defined on *all* splits. So all splits, and both terms of a gap, average one set of
     pairs. Pairs have equal weights: with weights by number of images, the most frequent label would dominate.
 
-    Args:
-      splits: split -> result of `pair_biases`, with equal pairs for all splits.
-
-    Returns:
-      split -> metric -> mean. The metrics are keys of `pair_biases`, and `fpr_gap`, `score_gap` and `auc_gap`. The
-      metrics of a question are missing if no pair defines them.
+    `splits` maps splits to results of `pair_biases` for equal pairs. The metrics are keys of `pair_biases`, and
+    `fpr_gap`, `score_gap` and `auc_gap`. The metrics of a question are missing if no pair defines them.
     """
     report: dict[str, dict[str, float]] = {name: {} for name in splits}
     with_gaps = [

@@ -23,9 +23,7 @@ TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
 
 @dataclass(frozen=True)
 class Entries:
-    """The scores and the true labels of a split, with cached values that several metrics use.
-
-    Shape letters: B images, K labels.
+    """The scores and the true labels of a split, with cached values that several metrics use; B images, K labels.
 
     Attributes:
       scores: f[B,K], probabilities.
@@ -34,7 +32,6 @@ class Entries:
       thresholds: name -> a number or f64[K]. A label is predicted if score ≥ threshold.
       predicted: name -> bool[B,K], further predictions.
       k: number of predicted labels per image in mAP@k and @topk.
-      tree: which labels imply and exclude each other.
       raw: f[B,K], the scores before `models.consistency` adjusted them to the tree; None if they were not adjusted. If
         given, the predictions at each threshold use `raw`, adjusted to the tree at that threshold.
     """
@@ -50,15 +47,9 @@ class Entries:
 
     @classmethod
     def of(cls, scores: ArrayLike, codes: Integer[np.ndarray, "b k"], difficult: str) -> Entries:
-        """Return the entries for scores and label codes.
+        """Return the entries for probabilities f[B,K] and label codes; ValueError if a valid score is NaN.
 
-        Args:
-          scores: f[B,K], probabilities.
-          codes: label codes of `data.label_codes`.
-          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
-
-        Raises:
-          ValueError: a valid score is NaN.
+        `difficult` is the treatment of difficult labels, as in `data.label_codes.targets`.
         """
         return cls(*check_inputs(scores, *targets(codes, difficult)))
 

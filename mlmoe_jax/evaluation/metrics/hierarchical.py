@@ -21,11 +21,7 @@ _MEANINGS = {
 
 
 def measure_hierarchical(entries: Entries) -> dict[str, float]:
-    """Return hierarchical precision, recall and F1 of each prediction in `Entries.predictions`.
-
-    Returns:
-      `hP@NAME`, `hR@NAME` and `hF1@NAME` -> fraction, for each name of a prediction; {} without a label tree.
-    """
+    """Return the metrics `hP@NAME`, `hR@NAME`, `hF1@NAME` of each of `Entries.predictions`; {} without a label tree."""
     if not entries.tree:
         return {}
     positive, metrics = entries.tree.add_implied(entries.positive & entries.valid), {}

@@ -16,7 +16,6 @@ class MetricGroup:
     """A group of related metrics, shown as one table in the report.
 
     Attributes:
-      caption: the heading of the table.
       meanings: regular expression for metric names -> definition in one sentence. `{0}`, `{1}`, … in the sentence are
         replaced by the groups of the match.
       measure: `Entries` -> {metric name: fraction}, nan if undefined. None if the metrics need more than the scores of
@@ -48,10 +47,7 @@ GROUPS: Registry[MetricGroup] = Registry(
 def measure_entries(entries: Entries) -> dict[str, float]:
     """Return the metrics of all groups for one split, as {metric name: fraction}. Undefined metrics are nan.
 
-    Groups whose `measure` is None are skipped.
-
-    Raises:
-      ValueError: a valid score is outside [0, 1].
+    Groups whose `measure` is None are skipped. Raises ValueError if a valid score is outside [0, 1].
     """
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):

@@ -32,20 +32,14 @@ def average_precision(
     """Return the average precision (AP) per class; nan for a class without positives.
 
     Entries with equal scores are one step of the precision-recall curve, so their order does not matter. (In published
-    evaluators it depends on the sort. Without ties, all evaluators agree.)
+    evaluators it depends on the sort. Without ties, all evaluators agree.) The values of `interpolation` are:
 
-    Args:
-      scores: real numbers; larger means more likely.
-      labels: positive if equal to 1.
-      mask: 0 for entries to ignore; None: no entry is ignored.
-      interpolation:
-        "none": mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder).
-        "envelope": as "none", but each precision is replaced by the largest precision at this or any higher recall
-        (VOC 2010+, SSGRL, Q2L, ML-VPT). It is never below "none".
-        "11point": mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls are compared exactly).
+    * "none": mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder).
+    * "envelope": as "none", but each precision is replaced by the largest precision at this or any higher recall (VOC
+      2010+, SSGRL, Q2L, ML-VPT). It is never below "none".
+    * "11point": mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls are compared exactly).
 
-    Raises:
-      ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
+    Raises ValueError for an unknown interpolation, wrong shapes, or a NaN score in a valid entry.
     """
     return np.array([r.average_precision(interpolation) for r in rank_classes(*check_inputs(scores, labels, mask))])
 
@@ -53,8 +47,7 @@ def average_precision(
 def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None) -> PerClass:
     """Return the area under the ROC curve (AUC) per class; nan for a class without a positive or without a negative.
 
-    It is the probability that a positive has a higher score than a negative. Equal scores count half. The arguments are
-    described in `average_precision`.
+    It is the probability that a positive has a higher score than a negative. Equal scores count half.
     """
     return np.array([r.roc_auc() for r in rank_classes(*check_inputs(scores, labels, mask))])
 
@@ -62,13 +55,10 @@ def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | Non
 def per_class(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None
 ) -> dict[str, Num[np.ndarray, " k"]]:
-    """Return all ranking metrics per class, from one sort per class.
+    """Return all ranking metrics per class, from one sort per class, as arrays [K] by name.
 
-    The arguments are described in `average_precision`.
-
-    Returns:
-      A dict with arrays [K]: "positives" (i64, number of positives), "AP", "AP_envelope" and "AP_11point" (average
-      precision with each interpolation), and "AUC".
+    "positives" (i64) is the number of positives. "AP", "AP_envelope" and "AP_11point" are the average precision with
+    each interpolation, and "AUC" is the result of `roc_auc`.
     """
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
@@ -84,19 +74,16 @@ def micro_average_precision(
 ) -> float:
     """Return the AP of the entries of all classes, ranked in one list; nan without positives.
 
-    Unlike AP per class, this metric requires scores that are comparable between classes. The arguments are described in
-    `average_precision`.
+    Unlike AP per class, this metric requires scores that are comparable between classes.
     """
     return rank_all(*check_inputs(scores, labels, mask)).average_precision(interpolation)
 
 
 def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray, " k"] | None = None) -> float:
-    """Return the mean of the AP over the classes that have a positive; nan if no class has a positive.
+    """Return the mean of the AP over the classes whose AP is not nan, which have a positive; nan without such a class.
 
-    Args:
-      ap: AP per class; nan for a class without positives.
-      weights: the weight of each class; None: equal weights (macro). With the number of positives per class as weights,
-        the result is the weighted mAP.
+    Classes have equal weights by default (macro). With the number of positives per class as `weights`, the result is
+    the weighted mAP.
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
@@ -111,27 +98,20 @@ def precision_recall_f1(
 ) -> dict[str, float]:
     """Return precision, recall and F1: means over classes, and values for the entries of all classes together.
 
-    For each class, TP is the number of true positives, P of predictions, and G of positives.
+    For each class, TP is the number of true positives, P of predictions (`predicted` is not 0), and G of positives. The
+    keys of the result are:
 
-    Args:
-      predicted: 0 or False for classes that are not predicted.
-      labels: positive if equal to 1.
-      mask: 0 for entries to ignore; None: no entry is ignored.
-      empty: treatment of 0/0:
-        "skip": the class is left out of the mean, and an overall value is nan (ML-VPT). CP is then larger if some
-        classes are never predicted.
-        "zero": 0/0 is 0 (scikit-learn).
-        "one": as "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+    * `CP`, `CR`: means over classes of TP/P and TP/G.
+    * `OP`, `OR`: ΣTP/ΣP and ΣTP/ΣG, sums over classes.
+    * `CF1`, `OF1`: harmonic means of CP with CR, and of OP with OR (the CF1 of nearly all published tables). They are 0
+      if precision and recall are both 0, and nan if either is nan.
+    * `CF1_mean`: mean over classes of 2TP/(P+G).
+    * `precision_macro`, `recall_macro`, `F1_macro`: means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0 is
+      0 for every `empty` (scikit-learn's average="macro").
 
-    Returns:
-      A dict with the keys
-      * `CP`, `CR`: means over classes of TP/P and TP/G.
-      * `OP`, `OR`: ΣTP/ΣP and ΣTP/ΣG, sums over classes.
-      * `CF1`, `OF1`: harmonic means of CP with CR, and of OP with OR (the CF1 of nearly all published tables). They are
-        0 if precision and recall are both 0, and nan if either is nan.
-      * `CF1_mean`: mean over classes of 2TP/(P+G).
-      * `precision_macro`, `recall_macro`, `F1_macro`: means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0
-        is 0 for every `empty` (scikit-learn's average="macro").
+    The treatment of 0/0 is `empty`. With "skip", the class is left out of the mean, and an overall value is nan
+    (ML-VPT). CP is then larger if some classes are never predicted. With "zero", 0/0 is 0 (scikit-learn). "one" is as
+    "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
     """
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
@@ -145,17 +125,9 @@ def top_k(
 ) -> Bool[np.ndarray, "b k"]:
     """Return whether each class is one of the k valid classes with the highest scores of its image.
 
-    If scores are equal, the class with the lower index ranks higher. Without `minimum` and `mask`, each image has
-    exactly k classes (older work).
-
-    Args:
-      scores: real numbers; larger means more likely.
-      k: number of classes per image.
-      minimum: classes with a lower score are dropped (ML-GCN's top-3 requires logit ≥ 0); None: no minimum.
-      mask: 0 for entries to ignore; None: no entry is ignored.
-
-    Raises:
-      ValueError: k is below 1, or a valid score is NaN.
+    If scores are equal, the class with the lower index ranks higher. Classes with a score below `minimum` are dropped
+    (ML-GCN's top-3 requires logit ≥ 0). Without `minimum` and `mask`, each image has exactly k classes (older work).
+    Raises ValueError if k is below 1, or a valid score is NaN.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
@@ -183,18 +155,9 @@ def map_at_k(
 ) -> float:
     """Return the mAP if each image returns only its k valid classes with the highest scores.
 
-    The AP of a class is computed over the images that return the class. Its positives in other images have precision 0.
-    For k ≥ K and no `minimum`, the result is the plain mAP. (DR-MoE does not define mAP@k in detail.)
-
-    Args:
-      scores: real numbers; larger means more likely.
-      labels: positive if equal to 1.
-      k: number of classes per image.
-      mask: 0 for entries to ignore; None: no entry is ignored.
-      minimum: images do not return classes with a lower score; None: no minimum.
-
-    Returns:
-      A number in [0, 1]; nan if no class has a positive.
+    Images do not return classes with a score below `minimum`. The AP of a class is computed over the images that return
+    the class. Its positives in other images have precision 0. For k ≥ K and no `minimum`, the result is the plain mAP.
+    It is nan if no class has a positive. (DR-MoE does not define mAP@k in detail.)
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
@@ -208,14 +171,7 @@ def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | Non
 
 
 def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:
-    """Return the mAP of `map_at_k`, given which classes each image returns.
-
-    Args:
-      scores: real numbers; larger means more likely.
-      positive: bool, whether a class is present.
-      valid: bool, whether an entry is used.
-      returned: bool, whether an image returns a class; the result of `top_k`.
-    """
+    """Return the mAP of `map_at_k`, given `returned`, bool: the classes that each image returns, from `top_k`."""
     *_, positives = _counts(positive, positive, valid)
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
@@ -231,16 +187,10 @@ def measure_counts(
     *,
     fill: float = np.nan,
 ) -> dict[str, Any]:
-    """Return the metrics of `precision_recall_f1` from counts per class.
+    """Return the metrics of `precision_recall_f1` from counts per class: true positives, predictions, and positives.
 
-    Args:
-      hits: number of true positives.
-      claimed: number of predictions.
-      actual: number of positives.
-      fill: the value of 0/0; nan leaves the class out of means. It does not apply to macro metrics, where 0/0 is 0.
-
-    Returns:
-      metric name -> array with the leading axes of the counts. The last axis, K classes, is reduced.
+    The value of 0/0 is `fill`; nan leaves the class out of means. It does not apply to macro metrics, where 0/0 is 0.
+    Values have the leading axes of the counts. The last axis, K classes, is reduced.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
     cp, cr = (mean_defined(ratio(hits, count, fill)) for count in (claimed, actual))

@@ -82,9 +82,11 @@ def preset(
     frequency: ArrayLike | None,
     ap: Floats | None = None,
 ) -> dict[str, float]:
-    """Return the metrics that a paper's evaluator prints for a split, as fractions.
+    """Return the metrics that a paper's evaluator prints for a split, as fractions. The module has their definitions.
 
-    The module docstring has the definitions of each paper.
+    They are `mAP`, and at the paper's threshold `CP`, `CR`, `CF1`, `OP`, `OR`, `OF1`; for asl also `CF1_mean`; for
+    drmoe only `CF1`, `CF1_mean` and `OF1`. For the three highest labels per image, the six metrics have the suffix
+    `@top3` (exactly three labels) or `@top3_min0.5` (only labels with score ≥ 0.5), if the paper has them.
 
     Args:
       name: mlvpt, q2l, mlgcn, asl or drmoe.
@@ -92,14 +94,6 @@ def preset(
       codes: i8[N,K]: 1 positive, 0 negative, −1 unknown, 2 difficult.
       frequency: f[K], the share of training images with each label; required by mlvpt only.
       ap: f[K], the result of `average_precisions`; None: it is computed.
-
-    Returns:
-      metric name -> fraction:
-      * `mAP`.
-      * At the paper's threshold: `CP`, `CR`, `CF1`, `OP`, `OR`, `OF1`; for asl also `CF1_mean`; for drmoe only `CF1`,
-        `CF1_mean` and `OF1`.
-      * For the three highest labels per image: the six metrics `CP` … `OF1` with the suffix `@top3` (exactly three
-        labels) or `@top3_min0.5` (only labels with score ≥ 0.5), if the paper has them.
     """
     evaluator = EVALUATORS[name]
     scores, codes = np.asarray(scores), np.asarray(codes)
@@ -122,10 +116,7 @@ def preset(
 
 
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
-    """Return the average precision of each label as a paper's evaluator defines it, f64[K]; nan without positives.
-
-    The arguments are described in `preset`, which averages the result.
-    """
+    """Return the AP of each label, f64[K], as the evaluator `name` of `preset` defines it; nan without positives."""
     evaluator = EVALUATORS[name]
     entries = Entries.of(scores, np.asarray(codes), evaluator.difficult_in_ap)
     scores, positive, known = entries.scores, entries.positive, entries.valid
@@ -137,13 +128,8 @@ def measure_preset(
 ) -> dict[str, float]:
     """Return the metrics of `preset` under names such as `mlvpt/mAP`; {} if `name` is "none".
 
-    Args:
-      name: "none", or an evaluator as in `preset`.
-      entries: the scores and labels of the split. Their cached average precision is used if the paper defines it in the
-        same way.
-      codes: i8[N,K], the label codes of the images in `entries`.
-      difficult: the treatment of difficult labels in `entries`.
-      frequency: f[K], as in `preset`.
+    The cached average precision of `entries` is used if the paper defines it in the same way. `difficult` is the
+    treatment of difficult labels in `entries`, and `codes` i8[N,K] are the label codes of their images.
     """
     if name == "none":
         return {}

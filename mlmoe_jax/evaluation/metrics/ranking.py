@@ -18,15 +18,12 @@ _CLASSES = 8  # columns of a row-major matrix copied at a time: one cache line o
 
 @dataclass(frozen=True)
 class Ranking:
-    """The positives of one class, ranked among its negatives.
-
-    The arrays have one entry per positive, in order of increasing score.
+    """The positives of one class, ranked among its negatives. Arrays have one entry per positive, by increasing score.
 
     Attributes:
       hits: i64[P], number of positives with this score or a higher one.
       above: i64[P], number of negatives with a higher score.
       level: i64[P], number of negatives with an equal score.
-      negatives: number of negatives.
     """
 
     hits: Ints
@@ -55,10 +52,7 @@ class Ranking:
         return float(highest[last].mean())
 
     def roc_auc(self) -> float:
-        """Return the probability that a positive has a higher score than a negative. Equal scores count half.
-
-        It is nan without positives or without negatives.
-        """
+        """Return the area under the ROC curve, as in `multilabel.roc_auc`; nan without positives or negatives."""
         if not self.positives or not self.negatives:
             return float("nan")
         misordered = 2 * int(self.above.sum()) + int(self.level.sum())
@@ -67,12 +61,7 @@ class Ranking:
 
 
 def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
-    """Return the ranking of the positives of one class among its negatives.
-
-    Args:
-      positives: f[P], the scores of the positives.
-      negatives: the scores of the negatives, in one or several arrays f[n].
-    """
+    """Return the ranking of positives f[P] of one class among its negatives, in one or several arrays f[n]."""
     positives = np.sort(positives)
     hits = positives.size - np.searchsorted(positives, positives)
     above, level, total = np.zeros_like(hits), np.zeros_like(hits), 0
@@ -89,10 +78,7 @@ def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
 
 
 def rank_classes(scores: Reals, positive: Bools, valid: Bools) -> Iterator[Ranking]:
-    """Yield the ranking of each class over its valid entries.
-
-    The arguments are results of `check_inputs`: scores f[B,K], positive bool[B,K] and valid bool[B,K].
-    """
+    """Yield the ranking of each class over its valid entries. The arguments are results of `check_inputs`."""
     for first in range(0, scores.shape[1], _CLASSES):
         columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
         for s, y, v in zip(*columns, strict=True):
@@ -100,10 +86,7 @@ def rank_classes(scores: Reals, positive: Bools, valid: Bools) -> Iterator[Ranki
 
 
 def rank_all(scores: Reals, positive: Bools, valid: Bools) -> Ranking:
-    """Return the ranking of the valid entries of all classes in one list.
-
-    The arguments are results of `check_inputs`: scores f[B,K], positive bool[B,K] and valid bool[B,K].
-    """
+    """Return the ranking of the valid entries of all classes in one list. Arguments are results of `check_inputs`."""
     positives = scores[positive & valid]
     # Large parts, because all positives are searched in each.
     blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, positives.size))
@@ -111,18 +94,10 @@ def rank_all(scores: Reals, positive: Bools, valid: Bools) -> Ranking:
 
 
 def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Reals, Bools, Bools]:
-    """Return scores, positive labels and valid entries as arrays, without a copy if possible.
+    """Return scores f32 or f64, positive labels (equal to 1) and valid entries (mask not 0), all [B,K].
 
-    Args:
-      scores: [B,K].
-      labels: [B,K], positive if equal to 1.
-      mask: [B,K], 0 for entries to ignore; None: no entry is ignored.
-
-    Returns:
-      (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]).
-
-    Raises:
-      ValueError: the shapes are wrong or differ, or a valid score is NaN.
+    Without a mask, all entries are valid. Arrays are not copied if possible. Raises ValueError if the shapes are wrong
+    or differ, or a valid score is NaN.
     """
     scores, positive, valid = as_flags(scores, labels, mask)
     if scores.dtype not in (np.float32, np.float64):

@@ -22,14 +22,9 @@ from mlmoe_jax.runtime.array_types import Floats, Ints
 class Reliability:
     """Sums over the valid entries of a split, per class and bin. All metrics of this module are computed from them.
 
-    An entry is one image and one class. The M bins have equal width: bin m has the scores with floor(M · score) = m,
-    and the last bin also has the score 1.
-
-    Attributes:
-      count: i64[K,M], number of entries.
-      positive: i64[K,M], number of positive entries.
-      score: f64[K,M], sum of the scores.
-      squared_error: f64[K], sum of (score − label)² over all bins.
+    The M bins have equal width: bin m has the scores with floor(M · score) = m, and the last bin also has the score 1.
+    Each class and bin, [K,M], has its number of entries and of positive entries (i64), and the sum of its scores (f64).
+    `squared_error`, f64[K], is the sum of (score − label)² over all bins.
     """
 
     count: Ints
@@ -57,10 +52,7 @@ class Reliability:
 
     @property
     def brier(self) -> Floats:
-        """The Brier score per class (Brier 1950), f64[K] in [0, 1]; nan for a class without entries.
-
-        It is the mean of (score − label)².
-        """
+        """The Brier score (mean of (score − label)²; Brier 1950) per class, f64[K]; nan for a class without entries."""
         return ratio(self.squared_error, self.count.sum(axis=1))
 
     def pooled(self) -> "Reliability":
@@ -75,16 +67,10 @@ class Reliability:
 def reliability(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, bins: int = 15
 ) -> Reliability:
-    """Count the valid entries of a split in bins of equal width by score.
+    """Count the valid entries of a split in bins of equal width by score, a probability.
 
-    Args:
-      scores: probabilities.
-      labels: positive if equal to 1.
-      mask: 0 for entries to ignore; None: no entry is ignored.
-      bins: number of bins M. More bins detect finer errors, but with few entries per bin they also measure noise.
-
-    Raises:
-      ValueError: the shapes are wrong, or a valid score is NaN or outside [0, 1].
+    More bins detect finer errors, but with few entries per bin they also measure noise. `mask` is 0 for entries to
+    ignore. Raises ValueError if the shapes are wrong, or a valid score is NaN or outside [0, 1].
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
@@ -116,10 +102,7 @@ _MEANINGS = {
 
 
 def measure_calibration(entries: Entries) -> dict[str, float]:
-    """Return the calibration metrics `ECE_pooled`, `ECE_macro` and `Brier_pooled`.
-
-    The pooled metrics treat the entries of all labels as one list; `ECE_macro` is the mean of the ECE over labels.
-    """
+    """Return `ECE_macro`, the mean ECE over labels, and `ECE_pooled` and `Brier_pooled`, of all entries in one list."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {

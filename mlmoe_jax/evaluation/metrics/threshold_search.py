@@ -1,6 +1,7 @@
 """Thresholds that turn scores into predictions: a class is predicted if score ≥ threshold.
 
-The thresholds that prediction uses are in thresholds.json of a run folder. Shape letters: N images, K classes.
+The thresholds that prediction uses are in thresholds.json of a run folder. Shape letters: N images, K classes. Scores
+are f[N,K], labels [N,K] are positive if equal to 1, and a mask [N,K] is 0 for entries to ignore.
 """
 
 from __future__ import annotations
@@ -21,22 +22,16 @@ def prior_matched(
     """Return one threshold per class, at which each class is predicted as often as it was positive in training.
 
     ML-VPT's published CP … OF1 use these thresholds. The threshold of class k is the m-th largest score of the class,
-    with m = floor(r_k · N_k) in float64. Here r_k is the fraction of training images with class k, and N_k is the
-    number of evaluated images whose label k is known. All scores equal to the threshold are predicted, so there may be
-    more than m predictions.
+    with m = floor(r_k · N_k) in float64. Here r_k, an entry of `train_frequency` f[K], is the fraction of training
+    images with class k, and N_k is the number of evaluated images whose label k is known. All scores equal to the
+    threshold are predicted, so there may be more than m predictions. The result f64[K] is infinity for a class without
+    known labels.
+
+    If m = 0, the threshold is infinity with `when_zero="none"`, so no image is predicted. With "all" it is the smallest
+    score, so all images are predicted, as in ML-VPT's code (where the index m − 1 = −1 wraps around).
 
     The thresholds are computed from the scores of the evaluated images themselves (transductive). They are for
     comparison with published tables, never for prediction.
-
-    Args:
-      scores: f[N,K].
-      train_frequency: f[K], r_k, fractions in [0, 1].
-      mask: [N,K], 0 for unknown labels, whose scores are ignored; None: all labels are known.
-      when_zero: the threshold if m = 0. "none": infinity, so no image is predicted. "all": the smallest score, so all
-        images are predicted, as in ML-VPT's code (where the index m − 1 = −1 wraps around).
-
-    Returns:
-      f64[K]; infinity for a class without known labels.
     """
     scores, frequency = np.asarray(scores), np.asarray(train_frequency, np.float64)
     scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
@@ -61,29 +56,19 @@ def best_thresholds(
     precision: float = 0.9,
     miss_rate: float = 0.1,
 ) -> Floats:
-    """Return the thresholds that reach a goal on the images of one split, by exact search over all thresholds.
+    """Return the thresholds that reach a goal on one split, f64[K] within [0, 1], by exact search over all thresholds.
 
     The goals are defined with the numbers of predicted (P), positive (G) and correctly predicted (TP) images:
 
     * "f1": the threshold with the largest F1 = 2TP / (P + G). If several are equal, the highest threshold.
-    * "precision": the lowest threshold with TP/P ≥ `precision`. It predicts as many positives as possible.
+    * "precision": the lowest threshold with TP/P ≥ `precision`, within [0, 1]. It predicts as many positives as
+      possible. If no threshold is precise enough, it is infinity, so that the class is never predicted.
     * "miss_rate": a threshold by conformal risk control; see `bounded_misses`.
 
-    Equal scores are predicted together. For "f1" and "precision", the threshold is midway between the lowest predicted
-    score and the next lower score (0 if there is none), because scores of new images lie on both sides of it.
-
-    Args:
-      scores: f[N,K], probabilities.
-      labels: [N,K], positive if equal to 1.
-      mask: [N,K], 0 for entries to ignore; None: no entry is ignored.
-      per: "class": one threshold per class. "global": one threshold, fitted to the entries of all classes together.
-      goal: "f1", "precision" or "miss_rate".
-      precision: the minimum precision for the goal "precision", within [0, 1].
-      miss_rate: the maximum miss rate for the goal "miss_rate", within (0, 1].
-
-    Returns:
-      f64[K] within [0, 1]. For a class without positives the threshold is nan (undetermined). If no threshold is
-      precise enough, it is infinity, so that the class is never predicted.
+    Equal scores, which are probabilities, are predicted together. For "f1" and "precision", the threshold is midway
+    between the lowest predicted score and the next lower score (0 if there is none), because scores of new images lie
+    on both sides of it. For a class without positives the threshold is nan (undetermined). With `per="global"`, one
+    threshold is fitted to the entries of all classes together, with "class" one per class.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
@@ -105,19 +90,14 @@ def least_to_bound(miss_rate: float) -> int:
 def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
     """Return the highest threshold at which the expected miss rate on a new image is at most `miss_rate`.
 
-    The loss of an image is the share of its present labels with a score below the threshold. R is the mean loss of the
-    n images that have a present label. The result is the highest threshold with (nR + 1)/(n + 1) ≤ `miss_rate`. If a
-    new image with a present label is exchangeable with these images, its expected loss is then at most `miss_rate`, for
-    any model and distribution (Angelopoulos et al. 2022, Conformal Risk Control, theorem 1).
+    The loss of an image is the share of its present labels (bool[N,C]) with a score (f[N,C]) below the threshold. R is
+    the mean loss of the n images that have a present label. The result is the highest threshold with (nR + 1)/(n + 1) ≤
+    `miss_rate`, within (0, 1]. If a new image with a present label is exchangeable with these images, its expected loss
+    is then at most `miss_rate`, for any model and distribution (Angelopoulos et al. 2022, Conformal Risk Control,
+    theorem 1).
 
-    Args:
-      scores: f[N,C].
-      positive: bool[N,C], the present labels.
-      miss_rate: within (0, 1].
-
-    Returns:
-      The threshold, which is the lowest score of a present label that is not missed. It is nan if n is 0, 0 if n is
-      below `least_to_bound`, and infinity if `miss_rate` is 1.
+    The threshold is the lowest score of a present label that is not missed. It is nan if n is 0, 0 if n is below
+    `least_to_bound`, and infinity if `miss_rate` is 1.
     """
     count = positive.sum(axis=1)
     images, present = np.count_nonzero(count), scores[positive]
@@ -132,14 +112,7 @@ def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
 
 
 def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float) -> Floats:
-    """Return the thresholds of `best_thresholds` for each column, f64[K].
-
-    Args:
-      scores: f[N,K], −1 for entries to ignore.
-      positive: bool[N,K], False for entries to ignore.
-      goal: "f1" or "precision".
-      precision: as in `best_thresholds`.
-    """
+    """Return the thresholds of `best_thresholds` per column, f64[K]. Entries to ignore have score −1, no positive."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)
@@ -153,18 +126,10 @@ def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float
 
 
 def _best_ranks(possible: Bools, hits: Ints, goal: str, precision: float) -> tuple[Ints, Bools]:
-    """Return the best number of predictions for each column, as the rank of its lowest predicted score.
+    """Return the rank i64[K] of the lowest predicted score per column, and whether a threshold there reaches the goal.
 
-    Rank 0 is the highest score of a column.
-
-    Args:
-      possible: bool[N,K], whether a threshold can lie directly below the score of a rank.
-      hits: i64[N,K], the number of positives up to and including a rank.
-      goal: "f1" or "precision".
-      precision: as in `best_thresholds`.
-
-    Returns:
-      The ranks i64[K], and whether a threshold there reaches the goal, bool[K].
+    Rank 0 is the highest score. `possible` says whether a threshold can lie directly below a rank, and `hits` has the
+    number of positives up to and including it, both [N,K].
     """
     ranks = np.arange(1, len(hits) + 1)[:, None]
     if goal == "f1":
