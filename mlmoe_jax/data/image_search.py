@@ -45,11 +45,12 @@ def _other_suffixes() -> frozenset[str]:
 
 
 def is_image(path: PathLike) -> bool:
-    """Return whether a local file is an image.
+    """Return whether a local file is an image: by its suffix if the suffix is known, otherwise by its content.
 
-    The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
-    table of file types has, is opened: it is an image if its content starts as one. A raw photograph, such as .dng or
-    .cr2, starts as TIFF and is none.
+    The known suffixes are `image_suffixes` and those of other types of files. A file with one of them is not opened, so
+    a damaged image counts as an image. A file with no suffix or an unknown one is opened, and is an image if its
+    content starts as one. TIFF with an unknown suffix is the exception: it is taken for a raw photograph, such as .dng
+    or .cr2, which is not an image.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in image_suffixes() or suffix in _other_suffixes():

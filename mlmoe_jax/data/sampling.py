@@ -27,13 +27,20 @@ def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray,
 
 
 def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.ndarray, " n"]:
-    """Return which images are held out: those whose unit has a hash below `fraction` of the largest hash, or the least.
+    """Return which images are held out: those whose unit has a hash below `fraction` · 2⁶⁴.
 
-    Whether an image is held out does not depend on any other image, so no image moves from one part to the other if the
-    table grows, shrinks or has another order. A larger fraction only adds images. Such a draw cannot be stratified: the
-    number of held-out images and the shares of the labels among them vary as in any random draw. In a small table, only
-    the least hash may be held out. If it grows, this unit may return to training, but no other unit leaves it. `units`
-    has the name of each image's unit, as `Split.units`, and `fraction` is the expected fraction of units.
+    Whether an image is held out does not depend on other images, so no image moves from one part to the other if the
+    table grows, shrinks or has another order. There is one exception, in small tables: if no hash is that small, the
+    unit with the least hash is held out, so that the result is not empty. That unit returns to training once the table
+    has a unit with a smaller hash. A larger fraction only adds images.
+
+    Such a draw cannot be stratified: the number of held-out images and the shares of the labels among them vary as in
+    any random draw.
+
+    Args:
+      units: the name of the unit of each image, as in `Split.units`.
+      fraction: the expected fraction of held-out units.
+      seed: the seed of the hashes, see `hash_names`.
     """
     values = hash_names(units, seed) / 2.0**64
     return (values < fraction) | (values == values.min(initial=1))

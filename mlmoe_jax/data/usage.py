@@ -124,5 +124,5 @@ def join_usages(usages: Iterable[Usage]) -> list[Usage]:
 
 
 def unused_input(usages: Iterable[Usage]) -> list[str]:
-    """Return the sentences of all accounts. The accounts of a file or folder are joined first."""
+    """Return the `Usage.sentences` of each file or folder. The accounts of its splits are joined first."""
     return [sentence for usage in join_usages(usages) for sentence in usage.sentences()]

@@ -68,7 +68,7 @@ def find_file(path: PathLike) -> str:
 
 
 def _spellings(path: str) -> Iterator[str]:
-    """Yield the paths that exist if each part of a path is composed or decomposed."""
+    """Yield the existing paths that differ from `path` at most in parts that are composed (NFC) or decomposed (NFD)."""
     parent, name = os.path.split(path)
     for folder in [parent] if parent.isascii() else _spellings(parent):
         yield from filter(os.path.lexists, (os.path.join(folder, form) for form in unicode_forms(name)))

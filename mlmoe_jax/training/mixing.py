@@ -99,7 +99,10 @@ def splicemix(batch: Batch, key: Key[Array, ""], *, consistent: bool = False) ->
 
 
 def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size"]:
-    """Return which of `size` rows (or columns) of each image are inside its rectangle, with a random center."""
+    """Return which of the `size` rows (or columns) of each image are inside its rectangle, see `cutmix`.
+
+    The height (or width) of the rectangle is √(1 − share) · size, and its center is drawn from `key`.
+    """
     center = jax.random.randint(key, share.shape, 0, size)[:, None]
     half = (size * jnp.sqrt(1 - share)).astype(jnp.int32)[:, None] // 2
     index = jnp.arange(size)

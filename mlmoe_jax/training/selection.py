@@ -69,11 +69,11 @@ class Selection:
     def consider(
         self, step: int, split: str, candidates: Mapping[str, tuple[float, Params]], *, patience: int = 0
     ) -> None:
-        """Select the best candidate if its result exceeds all earlier results. Set `finished` to stop training early.
+        """Select the best candidate if its result exceeds all earlier results, and update the attribute `finished`.
 
         Args:
-          candidates: kind -> (result on `split`, values after `step`). If results are equal, the first kind is
-            selected.
+          candidates: kind of weights -> (result on `split`, values after `step`). If results are equal, the first kind
+            is selected.
           patience: as in the docstring of the module, but in steps; 0 = never stop.
         """
         results = {kind: result for kind, (result, _) in candidates.items() if not math.isnan(result)}

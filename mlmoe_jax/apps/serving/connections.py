@@ -85,7 +85,11 @@ class LimitedConnection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _watch(self) -> None:
-        """Start to measure the time of a request, or the time until a request arrives."""
+        """Restart the timer that aborts the connection.
+
+        It leaves HEAD_SECONDS until the head of the next request has arrived or, once it has arrived,
+        _ANSWER_SECONDS until the answer is read.
+        """
         if self._timer:
             self._timer.cancel()
         idle = self.cycle is None or self.cycle.response_complete

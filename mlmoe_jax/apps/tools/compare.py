@@ -245,8 +245,9 @@ def _score_changes(
 def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None) -> Outcome:
     """Compare two runs on one split, and return a heading, a table of changes, and a table of the most changed images.
 
-    `output` is the path of a CSV file for all changes, as fractions; None = no file. Raises UserError if `a` and `b`
-    are the same folder, or under the conditions of `compare_runs`.
+    `split` is the name of the split; None = the result of `first_shared_split`. `output` is the path of a CSV file for
+    all changes, as fractions; None = no file. Raises UserError if `a` and `b` are the same folder, or under the
+    conditions of `compare_runs`.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
@@ -274,7 +275,7 @@ _COLUMNS = (
 
 
 def _change_rows(comparison: Comparison) -> list[list[str | float | bool]]:
-    """Return the rows of the table of changes: one per metric, then one per label, sorted by decreasing |b − a|."""
+    """Return the rows of the table of changes: the metrics, then the AP of each label by decreasing |b − a|."""
     ap = sorted(comparison.ap.items(), key=lambda item: -np.nan_to_num(abs(item[1].difference), nan=-1))
     changes = [*comparison.metrics.items(), *((f"AP of {label}", change) for label, change in ap)]
     return [[name, *astuple(change), change.clear] for name, change in changes]

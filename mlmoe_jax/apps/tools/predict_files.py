@@ -254,7 +254,12 @@ class _Summary:
                     status(f"error: {printable(result.error)}")
 
     def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the summary to print. If the rows were written to standard output, print it to stderr instead."""
+        """Return the summary and the exit code of the command.
+
+        If the rows were written to standard output, print one line to stderr, and return only the exit code.
+        `outdated` is the `Run.outdated` of the weights: if True, the exit code is OUTDATED, unless an image could not
+        be read.
+        """
         labeled = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)
         sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"

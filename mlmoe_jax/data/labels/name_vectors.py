@@ -115,7 +115,10 @@ class NameVectors:
         return np.full(len(self.names), self.bias, np.float32)
 
     def for_labels(self, names: Sequence[str]) -> NameVectors:
-        """Return the vectors in the order of the K labels `names` of the data; UserError if they have other names."""
+        """Return the vectors in the order of `names`, the labels of the data.
+
+        Raises UserError if a label has no vector, or a vector no label.
+        """
         if lacking := [name for name in names if name not in self.names]:
             raise UserError(f"the vectors have no name {abbreviate(lacking, 4)}, which the data has as a label; add it")
         if further := [name for name in self.names if name not in names]:

@@ -244,7 +244,11 @@ class ViT(nnx.Module):
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
     def _run_first_blocks(self, tokens: jax.Array, inputs: _BlockInputs) -> dict[str, jax.Array]:
-        """Apply all blocks except the last, and return the inputs of the last block by part, each f32[1 or B, T, D]."""
+        """Apply all blocks except the last, and return the input of the last block.
+
+        Its tokens are divided into the parts `prompts`, `cls`, `registers` and `patches`: {part: f32[1 or B, T, D]},
+        where T is the number of tokens of the part.
+        """
         prompts = inputs.prompts
         parts = {IMAGE: tokens, PROMPTS: prompts.tokens[0]}
         queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)

@@ -91,5 +91,11 @@ class TextTower(nnx.Module):
         raise NotImplementedError
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return the vector f32[n,E] of the normalized output `tokens` f32[n,t,D] for the token numbers `ids`."""
+        """Return a vector f32[n,E] per text.
+
+        Args:
+          tokens: the output f32[n,t,D] of the last block, after `norm`.
+          ids: the rows i32[n,t] of the table of tokens, which are the input of the tower.
+          valid: bool[n,t], False for padding.
+        """
         raise NotImplementedError
