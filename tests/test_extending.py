@@ -186,7 +186,7 @@ print("unread:", *(mode for mode in stages if find_unread(["data.mask"], stages[
 print("name:", default_folder("vpt", [("data.mask", "mask.png"), ("seed", "1")]))
 print("shared:", repr(portable(config).data.mask))
 from mlmoe_jax.apps.export.run import describe_images
-print("export:", describe_images(config)["mask"])
+print("export:", describe_images(config).get("mask"))
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training.resume import changed_keys, config_of_run
 folder = Path("stored")
