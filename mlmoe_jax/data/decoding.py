@@ -91,10 +91,10 @@ STRICT = Decoding()  # the defaults of the config, at full size
 def read_image(source: PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
     """Decode an image file to a read-only RGB array u8[h,w,3].
 
-    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, in
-    grayscale of the `decoding.gray_bits` that they use. An animation becomes its first frame. Color profiles are not
-    applied, as in the authors' codes. Transparent pixels are blended onto white, as in web pages, because their stored
-    color is arbitrary. Errors call the image `name`, by default its path or its number of bytes.
+    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, or in
+    grayscale the upper 8 of the `decoding.gray_bits` bits that are used. An animation becomes its first frame. Color
+    profiles are not applied, as in the authors' codes. Transparent pixels are blended onto white, as in web pages,
+    because their stored color is arbitrary. Errors call the image `name`, by default its path or its number of bytes.
 
     Raises:
       BadImage: the file is missing, not a regular file, empty, truncated or damaged. Or its format is not one of
@@ -188,7 +188,7 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
 
 
 def _require_quick(image: Image.Image, data: bytes) -> None:
-    """Raise _Refused if decoding a file would take much longer than its size and its pixels let expect."""
+    """Raise _Refused if decoding a file would take much longer than its size and its number of pixels suggest."""
     if data.startswith(JPEG_START):
         most = max(_USUAL_SCANS, min(MOST_SCANS, _MOST_SCANNED // (image.width * image.height)))
         if data.count(_SCAN) > most and count_scans(data, most + 1) > most:  # previews and pixels may look like scans
@@ -257,7 +257,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_deep(gray: np.ndarray, bits: int) -> Image.Image:
     """Convert a 16-bit gray image, of which `bits` are used, to RGB, without Pillow's clipping at 255.
 
-    `info` of the result has the largest value of the image under BRIGHTEST.
+    `info[BRIGHTEST]` of the result is the largest value of the image.
     """
     if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
         raise _Refused(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")

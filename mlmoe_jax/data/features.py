@@ -96,7 +96,7 @@ class FeatureTable:
         return {kind: self._open(part, kind)[position].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
 
     def readable(self) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:
-        """Return the features of the n readable images, of the only kind, and whether each row is a readable image."""
+        """Return the features of the n readable images in a table of one kind, and whether each image is readable."""
         (kind,) = self.kinds
         rows = [self[row] for row in range(self.rows)]
         features = np.stack([row[kind] for row in rows if row]).astype(np.float32)
@@ -133,7 +133,8 @@ def open_feature_table(
 ) -> FeatureTable:
     """Return the feature cache of a split. Parts that have not been computed yet are listed by `missing`.
 
-    `settings` are all others that the features depend on, and each of their values has its own folder of the cache.
+    `settings` are all further settings that the features depend on. Different settings use different folders in the
+    cache.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):

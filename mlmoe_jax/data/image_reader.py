@@ -24,7 +24,8 @@ class Geometry:
 
     Attributes:
       image_size: S.
-      fit: `square`, `crop`, `random_resized_crop` or `multi_scale_crop`.
+      fit: `square` (`transforms.resize_square`), `crop` (`transforms.resize_and_crop`), or a random crop:
+        `random_resized_crop` or `multi_scale_crop`, as in `transforms`.
       crop_fraction: for `crop`, S divided by the short side of the resized image.
       crop_scale: for `random_resized_crop`, the range of the area of the crop as a fraction of the image.
       margin: for `multi_scale_crop`, the image is first resized to a square with sides S + `margin`; 0 skips this
@@ -44,7 +45,10 @@ class Geometry:
 
     @property
     def smallest_useful_side(self) -> int:
-        """The least short side in pixels to which decoding may reduce a JPEG; 0 = full size, for a random crop."""
+        """The least short side in pixels to which decoding may reduce a JPEG.
+
+        0 means full size, which random crops need, unless the image is resized before the crop.
+        """
         match self.fit:
             case "square":
                 return self.image_size
@@ -74,7 +78,8 @@ class PixelTransforms:
 
     Attributes:
       flip: whether to mirror the image left to right with probability 1/2.
-      contrast: strength of `transforms.contrast`, as `brightness`, `saturation` and `hue` for theirs; 0 disables one.
+      contrast: strength of `transforms.contrast`; 0 disables it. `brightness`, `saturation` and `hue` are the strengths
+        of the transforms with these names.
       jitter_order: `fixed` applies contrast, brightness, saturation and hue in this order. Otherwise their order is
         random for each image.
       cutout: side of the square of `transforms.cutout`, as a fraction of the height.

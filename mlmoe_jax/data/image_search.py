@@ -75,7 +75,7 @@ def is_skipped(name: str) -> bool:
 def list_images(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
     """Return the sorted paths, relative to a folder, of all images at any depth.
 
-    Files that are not images are counted in `usage`, and so is what `list_files` leaves out.
+    `usage` counts the files that are not images, and what `list_files` counts. `without` is as in `list_files`.
     """
     images, start = [], os.path.join(folder, "")
     for path in list_files(folder, usage, without):
@@ -87,10 +87,10 @@ def list_images(folder: PathLike, usage: Usage, without: Collection[str] = ()) -
 
 
 def list_files(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
-    """Return the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
+    """Return the paths, relative to a folder, of all files at any depth that are not skipped, see `is_skipped`.
 
-    Links are followed. Counted in `usage` are images that are hidden or in a folder of the system, links to a folder
-    above them, and folders that cannot be read. Names `without` directly in `folder` are neither listed nor counted.
+    Links are followed. `usage` counts images that are skipped, links to a folder that contains the link, and folders
+    that cannot be read. Files and folders directly in `folder` with a name in `without` are neither listed nor counted.
     """
     files: list[str] = []
     _search(os.fspath(folder), "", usage, files, without)
@@ -100,7 +100,7 @@ def list_files(folder: PathLike, usage: Usage, without: Collection[str] = ()) ->
 def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, without: Collection[str] = ()) -> None:
     """Add the paths of the files in a folder, with `prefix` before each, to `files`.
 
-    Without `files`, the folder is hidden or of the system, and its images are counted.
+    If `files` is None, the folder is hidden or of the system, and `usage` counts its images as left out.
     """
     try:
         entries = sorted(os.scandir(folder), key=attrgetter("name"))
@@ -128,7 +128,7 @@ def _leads_above(link: Path) -> bool:
 
 
 def find_unlisted(files: Iterable[str]) -> list[str]:
-    """Return the sorted paths of the images that are none of some local files, but in a folder with one of them."""
+    """Return the sorted paths of images that are not in `files`, but in the folder of one of these local files."""
     listed = {compose(os.path.abspath(file)) for file in files}
     images = []
     for folder in sorted(set(map(os.path.dirname, listed))):
@@ -145,10 +145,10 @@ def find_unlisted(files: Iterable[str]) -> list[str]:
 
 
 def find_copies(folder: PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:
-    """Return the groups of files with the same content that are not all of one kind, in the order of the paths.
+    """Return the groups of files with equal content whose files are of two or more kinds.
 
-    Only files of equal size are read, from most of them the last bytes. `kinds` has the kind of a file, such as its
-    class, by its path relative to the folder.
+    `kinds` maps the path of each file, relative to the folder, to its kind, such as its class. The files of a group
+    have the order of `kinds`. Only files of equal size are read: first their last bytes, and whole only if these agree.
     """
     groups = [list(kinds)]
     for digest in (_size, _hash_tail, file_sha256):

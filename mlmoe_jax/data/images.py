@@ -78,7 +78,7 @@ class Images(abc.ABC):
 
 @dataclass(eq=False)
 class _Subset(Images):
-    """The rows i64[n] of other images."""
+    """The images of `whole` with the row numbers `rows`, i64[n]."""
 
     whole: Images
     rows: np.ndarray
@@ -132,7 +132,8 @@ class EncodedImages(Images):
 class ImageFiles(EncodedImages):
     """Files in a folder, which are opened when an image is read.
 
-    `table` is the name of the table that lists them, "" without one, and `lines` are their lines in it.
+    `table` is the name of the table that lists the files; "" if there is none. `lines` has the line number of each file
+    in the table; () if it has none.
     """
 
     folder: PathLike

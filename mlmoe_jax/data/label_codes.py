@@ -16,8 +16,8 @@ FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
     """Return whether each image has a positive label.
 
-    `difficult` is the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, such a label
-    counts.
+    `difficult` is the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, a label with this
+    code counts as positive. With `negative`, it does not.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)

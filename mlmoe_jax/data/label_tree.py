@@ -58,7 +58,10 @@ class LabelTree:
 
     @cached_property
     def parents(self) -> dict[int, list[int]]:
-        """A map from each label to its parents, the labels that it directly implies. Parents come first."""
+        """A map from each label in `implies` to its parents, the labels that it directly implies.
+
+        The map has the parents of a label before the label.
+        """
         parents: dict[int, list[int]] = {}
         for label, parent in dict.fromkeys(self.implies):
             parents.setdefault(label, []).append(parent)
@@ -66,7 +69,10 @@ class LabelTree:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """A map from each label to its children, the labels that directly imply it. Children come first."""
+        """A map from each label in `implies` to its children, the labels that directly imply it.
+
+        The map has the children of a label before the label.
+        """
         children: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
         for label, parents in self.parents.items():
             for parent in parents:
@@ -103,7 +109,7 @@ class LabelTree:
     def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
         """Find a label that is or implies two members of an exclusive group.
 
-        Return the number of visited labels, and (label, member, other member); None if there is no such label.
+        Return the number of visited labels, and (label, member, other member), or None if no label is found.
         """
         implied: dict[int, int] = {}  # label -> the member that it is or implies
         waiting = [(member, member) for member in reversed(group)]
@@ -181,7 +187,7 @@ class LabelTree:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
-        """Return the tree from the result of `arrays`; ValueError if it contradicts itself or has other labels."""
+        """Return the tree from the result of `arrays`; ValueError if it is contradictory or `names` are too few."""
         implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
         groups: dict[int, list[int]] = {}
         for number, label in exclusive:

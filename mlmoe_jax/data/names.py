@@ -55,7 +55,10 @@ def is_no_value(name: str) -> bool:
 
 
 def find_name(columns: Iterable[str], name: str) -> str | None:
-    """Return the element of `columns` that is `name`, or that differs from it only in case and spaces; None without."""
+    """Return the element of `columns` that is `name`, or that differs from it only in case and in spaces around it.
+
+    Return None if there is no such element.
+    """
     if name in columns:
         return name
     plain = compose(name).strip().casefold()
@@ -106,7 +109,7 @@ def label_problem(name: str) -> str:
 
 
 def find_variants(names: Sequence[str]) -> list[list[int]]:
-    """Return the indices of names that differ only in case, spaces, hyphens, underscores or a final .0, by groups."""
+    """Return groups of indices: names of a group differ only in case, spaces, hyphens, underscores or a final .0."""
     groups = defaultdict(list)
     for k, name in enumerate(names):
         groups[_label_key(name)].append(k)
@@ -121,9 +124,11 @@ def _label_key(name: str) -> str:
 def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
     """Return the indices of the names that probably consist of several names joined by `mark`.
 
-    Each part is an element of `names`, or a part of at least two of them. Of a name with a comma, one part that is an
-    element is enough, and for ; and | one part of either kind; the / also joins the levels of a hierarchy. Of names
-    with a space all parts are elements, and they are a quarter of all names, since many labels are two words.
+    A part of a name is known if it is an element of `names`, or a part of at least two elements. A name is returned if
+    all of its parts are known. For ; and |, one known part is enough, and for a comma, one part that is an element of
+    `names`. For /, all parts must be known, since it also joins the levels of a hierarchy. For a space, all parts must
+    be elements of `names`, and nothing is returned unless this holds for a quarter of all names, since many labels are
+    two words.
     """
     parts = {k: {part.strip() for part in name.split(mark)} for k, name in enumerate(names) if mark in name}
     if mark == " ":

@@ -47,9 +47,9 @@ FEATURE_THREADS = 2  # threads that copy stored features, which takes little tim
 class _Examples(grain.transforms.MapWithIndex):
     """A Grain transform from (step, rows of a global batch) to the examples of this process.
 
-    It is pickled for workers without the split, because a process that is given more than 64 kB blocks its parent for
-    ever if it dies at its start. All workers map the file of `store`. A row at or beyond the size of the split is
-    padding.
+    It is pickled for worker processes without the split: if more than 64 kB were pickled for a worker that dies at its
+    start, its parent would wait for ever. All workers map the file that `store` has written. A row at or beyond the
+    size of the split is padding.
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
@@ -110,7 +110,7 @@ class _Examples(grain.transforms.MapWithIndex):
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Return the steps per epoch, rounded down, but at least 1, because a batch may contain images of two epochs."""
+    """Return the steps per epoch, rounded down, but at least 1. A batch may contain images of two epochs."""
     return max(1, images // batch_size)
 
 
@@ -128,7 +128,7 @@ def build_loader(
     """Return an iterator over this process's part of every global batch of `batch_size` images.
 
     For training, images are shuffled, repeated without end, and augmented unless the split has cached features. For
-    evaluation, each image is returned once, in order. The last batch is padded, and all processes get equally many
+    evaluation, each image is returned once, in order, and the last batch is padded. All processes get equally many
     batches. Padding has `mask` 0 and `id` −1.
 
     If an image cannot be read, the loader raises BadImage. With data.bad_images=skip, the example instead has `mask` 0
@@ -140,8 +140,8 @@ def build_loader(
       augment: `config.augment` for training, None for evaluation.
       first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
-      process: (index of this process, number of processes), None for those of the job; ValueError if the number does
-        not divide `batch_size`.
+      process: (index of this process, number of processes); None means the result of `distributed.process`. ValueError
+        if `batch_size` is not a multiple of the number of processes.
     """
     process = process or distributed.process()
     if batch_size % process[1]:
@@ -212,7 +212,7 @@ class Readers:
 
 
 def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool) -> Readers:
-    """Return the number of threads per process and of worker processes, where a negative argument means auto.
+    """Return the numbers of threads per process and of worker processes. A negative `threads` or `workers` means auto.
 
     Args:
       batch_bytes: size in bytes of the images of a batch in this process.
@@ -245,7 +245,7 @@ def _has_accelerator() -> bool:
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the rows of the images in the global training batch of a step, from 1, in the order of the batch."""
+    """Return the rows of the images in the global training batch of `step`, in its order. The first step is 1."""
     return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
 
 

@@ -17,7 +17,7 @@ class Preprocess:
 
     Attributes:
       image_size: side of the images in pixels.
-      mean: mean per channel, in 0…1, as the standard deviation `std`.
+      mean: mean of each channel, for values in 0…1. `std` is the standard deviation, also for values in 0…1.
     """
 
     image_size: int

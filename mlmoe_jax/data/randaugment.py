@@ -1,9 +1,9 @@
 """RandAugment and TrivialAugment with Pillow: their operations and policies.
 
 An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. OPERATIONS
-has the ranges of the magnitudes, from the lowest level to the highest. Shears are fractions of y (or x), translations
-fractions of the side, rotations degrees counter-clockwise. Enhancements are differences of a factor from 1. Areas
-uncovered by a geometric operation are filled with gray 128.
+has the ranges of the magnitudes, from the lowest level to the highest. Shears are in pixels per pixel, translations in
+fractions of the side, and rotations in degrees counter-clockwise. The magnitude of an enhancement is the difference of
+its factor from 1. Areas uncovered by a geometric operation are filled with gray 128.
 
 `uda` is the variant of ASL, Q2L and ML-VPT: two of 15 operations, levels 1, 2 … 9 of 9 equally often, each applied
 with probability 1/2 (135 × 135 pairs). Rotation has one direction only, as in the authors' code.
@@ -30,7 +30,7 @@ CUTOUT_FILL = (125, 122, 113)
 # --------------------------------------------------------------------------------------------------------- operations
 @dataclass(frozen=True)
 class Operation:
-    """An image operation with a range of magnitudes, which are rounded to integers if it is `whole`."""
+    """An image operation with magnitudes from `low` to `high`. If `whole`, they are rounded to integers."""
 
     function: Callable[..., Image.Image]
     low: float = 0.0
@@ -49,7 +49,7 @@ def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resam
 
 
 def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.Image:
-    """Cover a square of `side` pixels at the fractions `at` of height and width, but not its lower and right edges."""
+    """Cover a square of `side` pixels, without its lower and right edges. `at` is its center, as in `Draw`."""
     half = int(side) // 2
     row, column = int(at[0] * image.height), int(at[1] * image.width)
     box = (max(0, column - half), max(0, row - half), min(image.width, column + half), min(image.height, row + half))

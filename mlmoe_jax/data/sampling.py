@@ -49,13 +49,15 @@ def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.n
 def assign_folds(
     labels: Integer[np.ndarray, "n k"], count: int, seed: int, units: Sequence[str] | None = None
 ) -> Int[np.ndarray, " n"]:
-    """Assign images to folds, from 0, of about equal sizes, in which each label has about equal shares. None is empty.
+    """Return the fold of each image, from 0. Folds have about equal sizes and about equal shares of each label.
+
+    No fold is empty.
 
     The folds depend neither on the order of the images nor on the order of the labels. Labels are assigned from the
     rarest to the most frequent, by the number of images that have no fold yet. Each unit goes to the fold that lacks
     most images of the label, as in the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
-    stratification of multi-label data", ECML PKDD 2011). A fold with enough space for the unit has priority; folds of
-    single images therefore have equal sizes.
+    stratification of multi-label data", ECML PKDD 2011). A fold with enough space for the unit has priority. If all
+    units are single images, the folds therefore have equal sizes.
 
     Args:
       labels: label codes [N,K]. Only POSITIVE counts.
@@ -69,7 +71,7 @@ def assign_folds(
 
 
 def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
-    """Return the fold of each unit, see `assign_folds`, from the result of `_count_images`."""
+    """Return the fold of each unit, see `assign_folds`. `table` is the result of `_count_images`."""
     by_unit, remaining = csr_array(table), table.sum(axis=0)
     lacking, fold = np.tile(remaining, (count, 1)), np.full(table.shape[0], -1)  # `lacking` is multiplied by `count`
     images = remaining[-1]
@@ -91,7 +93,8 @@ def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
 def _count_images(labels: Integer[np.ndarray, "n k"], unit: Int[np.ndarray, " n"]) -> csc_array:
     """Return sparse i64[G,K+1]: for each unit, the number of images with each label, then the number of all images.
 
-    The labels are sorted by their columns, so that they have the same order for any order of `labels`.
+    `unit` has the number of each image's unit. The columns of the K labels are sorted by their content, so that the
+    result does not depend on the order of the labels.
     """
     members = csr_array((np.ones_like(unit), (unit, np.arange(len(unit)))))
     present = csr_array(labels == POSITIVE).astype(np.int64)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str]:
-    """Return the name of each image's unit: its group, or the image itself if it has no group, "".
+    """Return the name of each image's unit: its group, or the image itself if its group is "".
 
     `groups` is None if the data has no groups.
     """
@@ -106,7 +106,7 @@ class Split:
         return replace(kept, missing=SkippedImages(self.take(absent, self.name), range(len(absent))))
 
     def leave_out(self, reason: str, images: Sequence[str]) -> Split:
-        """Return the split with an account in which images that it no longer has are left out for a reason."""
+        """Return the split with an account that counts `images`, which it no longer has, as left out for `reason`."""
         usage = self.usage or (Usage(f"split {self.name}", "image", {self.name: len(self) + len(images)}),)
         own = [account.drop(self.name, reason, images) if self.name in account.used else account for account in usage]
         return replace(self, usage=tuple(own))
@@ -142,7 +142,7 @@ class SkippedImages:
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
-        """Return a list of [split, id, reason], also of the images that the split left out for having no file.
+        """Return a list of [split, id, reason]. It includes the images that were left out because they have no file.
 
         Each image is read again to find the reason.
         """

@@ -41,8 +41,8 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     """Raise UserError if most images of a split have no file, or if most images of a sample cannot be read.
 
-    The sample has SAMPLE images that are spread over the split. The error names the first image that fails. If its
-    16-bit grayscale images are dark, a warning is logged.
+    The sample has SAMPLE images that are spread over the split. The error names the first image that fails. A warning
+    is logged if the 16-bit grayscale images of the sample are dark.
     """
     decoding = Decoding.from_config(data_config)
     for split in splits:
@@ -64,7 +64,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, list[str]]:
     """Read at most SAMPLE images of `name`, evenly spaced, and warn if their 16-bit grayscale values use few bits.
 
-    Return the number of images, and the reasons why some of them cannot be read.
+    Return the number of images in this sample, and the reasons why some of them cannot be read.
     """
     rows = sorted(set(np.linspace(0, len(images) - 1, SAMPLE).round().astype(int).tolist())) if len(images) else []
     errors, values = [], []
@@ -135,7 +135,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
-    """Return sentences about labels of doubtful names, and of no or only positive images.
+    """Return sentences about labels whose names stand for no value, and labels with no or only positive images.
 
     A label without a positive image in `others`, the splits that are evaluated, cannot be measured.
     """
@@ -159,7 +159,7 @@ def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
 
 
 def contradictions(splits: Iterable[Split]) -> list[str]:
-    """Return one sentence per split and kind of contradiction of its labels to the label tree `data.tree`."""
+    """Return one sentence per split and kind of contradiction between its labels and the label tree `data.tree`."""
     kinds = (
         "a negative label that another label of the image implies, which counts as positive",
         "exclusive labels that are both positive, which count as unknown",

@@ -81,9 +81,9 @@ def random_resized_crop(
 ) -> Pixels:
     """Crop a random rectangle and resize it to `size` × `size` pixels (Inception crop, with torchvision's rounding).
 
-    `scale` is the range of its area, as a fraction of the image, and `ratio` that of width / height, whose logarithm is
-    uniform. If ten drawn rectangles do not fit into the image, the crop is the largest central rectangle within
-    `ratio`.
+    `scale` is the range of the area of the rectangle, as a fraction of the image. `ratio` is the range of width /
+    height, whose logarithm is uniform. If ten drawn rectangles do not fit into the image, the crop is the largest
+    central rectangle within `ratio`.
     """
     height, width = image.shape[:2]
     for _ in range(10):
@@ -111,8 +111,8 @@ def multi_scale_crop(image: Pixels, random: Generator, size: int) -> Pixels:
     """Crop one of 19 rectangles at one of 13 positions, and resize it to `size` × `size` pixels.
 
     The crop is the crop of ML-GCN and ADD-GCN, after TSN. The sides of the rectangle are the short side of the image
-    times two factors of CROP_SCALES, rounded down. A crop is never larger than the image, even if a side is set to the
-    output size. In this case, the authors' code adds a black border.
+    times two factors of CROP_SCALES, rounded down. A side close to `size` is set to `size`, but a crop is never larger
+    than the image. If it would be larger, the authors' code adds a black border.
     """
     height, width = image.shape[:2]
     sides = [max(1, int(min(height, width) * scale)) for scale in CROP_SCALES]

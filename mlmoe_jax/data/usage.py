@@ -24,7 +24,7 @@ class LeftOut:
     examples: list[str] = field(default_factory=list)
 
     def add(self, example: str, count: int = 1) -> None:
-        """Count `count` pieces of input, of which `example` is one, or ""."""
+        """Count `count` pieces of input. `example` is the name or the position of one piece; "" gives none."""
         self.count += count
         if example and len(self.examples) < SHOWN_EXAMPLES:
             self.examples.append(example)
@@ -63,7 +63,7 @@ class Usage:
         self.left_out.setdefault(reason, LeftOut()).add(example, count)
 
     def merge(self, split: str, count: int) -> None:
-        """Count used input as further pieces about images that are already counted."""
+        """Move `count` pieces of input from `used` to `merged`, because their images are already counted."""
         self.use(split, -count)
         self.merged[split] = self.merged.get(split, 0) + count
 
@@ -76,7 +76,7 @@ class Usage:
         return sum(part.count for part in self.left_out.values())
 
     def drop(self, split: str, reason: str, images: Iterable[str]) -> Usage:
-        """Return the account after images that were counted as used by a split were left out of it."""
+        """Return an account in which `images` of a split are counted as left out for `reason`, no longer as used."""
         account = replace(self, used=dict(self.used), left_out=dict(self.left_out))
         for image in images:
             account.use(split, -1)
@@ -84,7 +84,7 @@ class Usage:
         return account
 
     def hold_out(self, split: str, held_out: str, count: int) -> Usage:
-        """Return the account after `count` images of a split became the split `held_out`. Others do not change."""
+        """Return an account in which `count` images of `split` are in `held_out`; this account if it has no `split`."""
         if split not in self.used:
             return self
         return replace(self, used={**self.used, split: self.used[split] - count, held_out: count})

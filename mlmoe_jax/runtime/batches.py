@@ -22,7 +22,7 @@ STEPS_AHEAD = 2  # steps of training that the host runs ahead of the device
 def device_batches(
     loader: Iterator[Arrays], mesh: Mesh, progress: Progress | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yield a loader's batches as global arrays on the mesh, the next one in transfer while one is used.
+    """Yield a loader's batches as global arrays on the mesh. While a batch is used, the next batch is transferred.
 
     If `progress` is given, it measures the time spent waiting for the loader.
     """
@@ -39,16 +39,17 @@ def device_batches(
 class RunAhead:
     """A limit for asynchronous dispatch: the host runs at most STEPS_AHEAD steps ahead of the device.
 
-    With 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would queue steps
-    until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
-    The measured wait for data would also be wrong, because the device would still be busy during this wait.
+    If STEPS_AHEAD is at least 1, the device never waits for the host to dispatch a step. Without a limit, the host
+    would queue steps until some code reads a result. The batches of the queued steps would fill the memory of an
+    accelerator. The measured wait for data would also be wrong, because the device would still be busy during this
+    wait.
     """
 
     def __init__(self):
         self._results = deque()
 
     def add(self, result: Any) -> None:
-        """Record the result of a newly dispatched step, and block until the one STEPS_AHEAD steps earlier is ready."""
+        """Record the result of a newly dispatched step, and wait for the result of STEPS_AHEAD steps earlier."""
         self._results.append(result)
         if len(self._results) > STEPS_AHEAD:
             jax.block_until_ready(self._results.popleft())

@@ -186,7 +186,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return the JSON-serializable `value` of the first process on every process, so that all decide alike."""
+    """Return the JSON-serializable `value` of the first process on every process, so that all use one value."""
     return gather(value if is_first() else None)[0]
 
 

@@ -58,8 +58,8 @@ def is_file_name(value: Any) -> bool:
 def find_file(path: PathLike) -> str:
     """Return the path of a local file whose name may be composed or decomposed (Unicode's forms NFC and NFD).
 
-    A Mac writes the names of files with é as e and an accent, also into archives; most tables have one character. The
-    result is `path` if there is a file, or none in either form.
+    A Mac writes é in the names of files as e and an accent, also into archives. Most tables have é as one character.
+    The result is `path` if this file exists, or if neither form of its name exists.
     """
     path = os.fspath(path)
     if path.isascii() or "://" in path or os.path.lexists(path):
@@ -75,7 +75,7 @@ def _spellings(path: str) -> Iterator[str]:
 
 
 def open_regular(path: PathLike) -> BinaryIO:
-    """Open a local file in binary mode; OSError if it is no regular file, or has a name that no file can have."""
+    """Open a local file in binary mode; OSError if it is no regular file, or if its name is impossible."""
     try:
         # O_NONBLOCK: opening a pipe does not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -103,7 +103,7 @@ def open_text(path: PathLike) -> TextIO:
 
 
 def read_text(path: PathLike, most: int = MOST_DATA) -> str:
-    """Return a file as `read_bytes`, as UTF-8 text without byte order mark; UnicodeDecodeError if it is not UTF-8."""
+    """Return the result of `read_bytes` as text without a byte order mark; UnicodeDecodeError if it is not UTF-8."""
     content = read_bytes(path, most)
     _refuse_utf_16(content)
     return content.decode("utf-8-sig")

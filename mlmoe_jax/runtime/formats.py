@@ -36,7 +36,7 @@ _LITERAL = re.compile(  # text in parentheses is a name unless it has a quote or
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as strict JSON, in which a float that is not finite becomes null, such as an undefined mAP."""
+    """Return a value as strict JSON. A float that is not finite, such as an undefined mAP, becomes null."""
 
     def strict(item: Any) -> Any:
         if isinstance(item, dict):
@@ -51,8 +51,9 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file, open in binary mode, by name. Pickled objects are refused.
 
-    It may unpack to `usual` bytes, or to UNPACK_RATIO times its own size. Call it inside `files.damage_explained`,
-    because it raises exceptions of any type if the file is damaged or too large.
+    The arrays may have `usual` bytes or UNPACK_RATIO times the size of the file, whichever is larger. Call this
+    function inside `files.damage_explained`, because it raises exceptions of any type if the file is damaged or too
+    large.
     """
     import numpy as np  # `--help` needs the other functions, and not numpy
 
@@ -79,7 +80,7 @@ def read_metadata(content: bytes) -> dict[str, str]:
 
 
 class _XmlBuilder(ElementTree.TreeBuilder):
-    """A builder of XML trees that refuses a document type declaration, whose entities can expand without a bound."""
+    """A builder of XML trees that refuses a document type declaration. Its entities could expand without a bound."""
 
     def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
         raise ValueError("it has a document type, which is not read")
@@ -147,9 +148,10 @@ def split_names(cell: str, separator: str = ";") -> list[str]:
 
 
 def read_cell_names(cell: str, separator: str = ";") -> list[str]:
-    """Return the names in a cell, which are joined by `separator`, or a list in JSON or Python or as NumPy prints it.
+    """Return the names in a cell.
 
-    A list may be the value of `choices`, as Label Studio writes it. Names keep spaces around them, and can be empty.
+    The cell has names joined by `separator`, or a list as JSON, Python or NumPy writes it. The list may also be the
+    value of the key `choices` of an object, as Label Studio writes it. Names keep spaces around them, and can be empty.
     Raises ValueError if the cell has the form of a literal that is not a list of names.
     """
     text = cell.strip()

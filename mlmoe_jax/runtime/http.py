@@ -102,7 +102,7 @@ def _version_file(path: Path) -> Path:
 
 
 def _received(path: Path) -> tuple[int, str]:
-    """Return the number of bytes of the file `path`, and the version on the server that they belong to."""
+    """Return the number of bytes of the file `path`, and the version of the file on the server from which they are."""
     offset = path.stat().st_size if path.is_file() else 0
     return offset, _version_file(path).read_text() if offset and _version_file(path).is_file() else ""
 

@@ -246,7 +246,7 @@ class _TupleKey(Key):
     """A key whose value is a tuple. Its text is a Python tuple or list, or items with a separator between them.
 
     Attributes:
-      separator: the separator. Lists in the argument of a config have "+", since commas separate its options.
+      separator: the separator. It is "+" for an option of a config file, since commas separate these options.
     """
 
     _: KW_ONLY
@@ -338,8 +338,8 @@ class FractionsKey(_NumbersKey):
 class RulesKey(_TupleKey):
     """A key whose value is a tuple of rules (regular expression, value) for parameter paths.
 
-    The first rule whose expression matches a path gives the value for the path (see models.rules). It is a number if
-    `factors`, otherwise True or False.
+    The first rule whose expression matches a path gives the value for the path (see models.rules). The value is a
+    number if `factors`, otherwise True or False.
     """
 
     _: KW_ONLY
@@ -401,9 +401,10 @@ def section(
 
 
 def resolve(entry: Key | ConfigSection, name: str, around: Meaning) -> Key | ConfigSection:
-    """Return a key, or a section with all its entries, with the meaning that it inherits and with full names of keys.
+    """Return `entry` with the meaning that it inherits, and a section with all its entries resolved.
 
-    `name` is its dotted name, "" for the whole config. `around` is the resolved section around it.
+    Names of keys in `only_if` become dotted names. `name` is the dotted name of `entry`, "" for the whole config.
+    `around` is the resolved section around it.
     """
     place = name.rpartition(".")[0]
     own = {key if "." in key else f"{place}.{key}".lstrip("."): values for key, values in entry.only_if.items()}
@@ -434,11 +435,11 @@ def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | Co
 
 
 def keys_of(registry: Registry, choice: str) -> dict[str, Key | ConfigSection]:
-    """Return the keys that the entries of a registry declare, each with the condition that such an entry is chosen.
+    """Return the keys that the entries of a registry declare. Each has the condition that an entry with it is chosen.
 
-    `choice` is the key in the same section whose values are the names of the registry. Entries may share a key, which
-    then is the same object in each. Raises ValueError if two entries declare different keys with one name, or if a
-    family declares keys.
+    `choice` is the key in the same section whose values are the names of the registry. Entries may share a key object.
+    Raises ValueError if two entries declare different key objects with one name, or if an entry `FAMILY:NAME` declares
+    keys, see `Registry`.
     """
     declared: dict[str, Key | ConfigSection] = {}
     users: dict[str, list[str]] = {}

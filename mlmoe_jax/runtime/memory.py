@@ -24,7 +24,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def device_capacity(device: jax.Device) -> tuple[int | None, str]:
-    """Return the bytes that this process may use on a device, None if not reported, and their origin in words."""
+    """Return the bytes that this process may use on a device, None if not reported, and a phrase about its origin."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
 
@@ -43,9 +43,9 @@ def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def required_bytes(memory: dict[str, int]) -> int:
-    """Return the bytes of a program on a device: the sum of `memory_parts`, or the compiler's peak if that is larger.
+    """Return the bytes that a program needs on a device, from the result of `memory_parts`.
 
-    Donated arguments are counted once.
+    They are the sum of the parts, in which donated arguments are counted once, or the peak if that is larger.
     """
     parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
     return max(parts, memory["peak"])

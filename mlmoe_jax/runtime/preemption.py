@@ -33,7 +33,7 @@ class StopRequest(threading.Event):
         self._vote, self._waits = distributed.Vote(), False
 
     def handle(self, number: int, frame: Any) -> None:
-        """Handle a signal. While this process waits in `until_set`, end the wait."""
+        """Set the request, and end a wait in `until_set`. A Ctrl-C after the request raises KeyboardInterrupt."""
         if self.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.set()
@@ -44,7 +44,8 @@ class StopRequest(threading.Event):
     def until_set(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yield `items` until a stop is requested, also while this process waits for an item.
 
-        Several processes get all items, because they must stop after the same one, see `agreed`.
+        In a job of several processes, all items are yielded, because all processes must stop after one item, see
+        `agreed`.
         """
         items, is_alone = iter(items), distributed.process()[1] == 1
         try:
@@ -71,7 +72,7 @@ class StopRequest(threading.Event):
         return self._vote.any(self.is_set())
 
     def agreed_at_end(self) -> bool:
-        """Return whether any process has received a request, also after the last step. The call waits for all."""
+        """Return whether any process has received a request, also after the last step. Waits for all processes."""
         return any(distributed.gather(self.is_set()))
 
 

@@ -19,8 +19,8 @@ AUTO = "auto"
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
     """Build the device mesh of a run, see `make_mesh`, and replace dtypes `auto` in the config.
 
-    What killed processes have left in the cache is removed first. A dtype `auto` is replaced by the default of the
-    platform, so that the run folder records the dtype in use. For `training`, the batch has to be whole.
+    The temporary files of killed processes in the cache are removed first. A dtype `auto` is replaced by the default of
+    the platform, so that the run folder records the dtype in use. With `training`, `require_whole_batch` is called.
 
     Raises:
       UserError: as `require_whole_batch` or `make_mesh`.
@@ -50,8 +50,8 @@ def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
     """Return (dtype of matmuls, dtype of frozen weights), the defaults for a platform.
 
     `platform` is a JAX platform; "" means the default platform of this process. Matmuls in bfloat16 are several times
-    as fast as in float32 on GPUs and TPUs, but not on most CPUs. They round frozen weights to bfloat16 anyway. Frozen
-    weights are therefore stored in bfloat16, unless the dtype of evaluation is another one.
+    as fast as in float32 on GPUs and TPUs, but not on most CPUs. Matmuls in bfloat16 round frozen weights anyway, so
+    frozen weights are stored in bfloat16, unless evaluation uses another dtype.
     """
     model = config.model
     matmuls = model.dtype

@@ -43,7 +43,10 @@ class LabelAxes:
     axis: Mapping[str, int]
 
     def find(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a JAX tree path, which has the parameter path as a key; None without."""
+        """Return the label axis of the leaf at a JAX tree path, which contains a parameter path as a key.
+
+        Return None if the parameter has no label axis.
+        """
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
@@ -174,7 +177,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 @jax.jit  # one small program instead of one for each shape
 def copy_tree(values: Any) -> Any:
-    """Return a copy of a tree of arrays, which remains valid if the original ones are donated to a step."""
+    """Return a copy of a tree of arrays. The copy remains valid if the original arrays are donated to a step."""
     return jax.tree.map(jnp.copy, values)
 
 

@@ -110,8 +110,8 @@ class Folder:
     def writing(self, *, wait: bool = False) -> Iterator[None]:
         """Create the folder if necessary, and hold its lock during the block.
 
-        Raises UserError if the folder cannot be created or locked, and InUse if another process holds the lock, unless
-        `wait`.
+        If another process holds the lock, wait for it with `wait`, otherwise raise InUse. Raises UserError if the
+        folder cannot be created or locked.
         """
         try:
             with disk_errors_explained(self):
@@ -233,7 +233,7 @@ class Folder:
             return convert(read_npz(io.BytesIO(self.read_bytes(name))))
 
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
-        """Return `convert` of the object in a JSON file; UserError if it has none, or `convert` raises an error."""
+        """Return `convert` of the object in a JSON file; UserError without one, or if `convert` raises an error."""
         with self.reading(name):
             content = json.loads(self.read_bytes(name))
             if not isinstance(content, dict):
@@ -260,7 +260,7 @@ _cleaned: set[Path] = set()  # folders whose leftovers this process has removed
 def new_temporary(folder: Path) -> Path:
     """Return a new path in a local folder for a temporary file or folder of this process.
 
-    Its name tells `remove_leftovers` to which process it belongs. Call that function for `folder` at the first call.
+    The name tells `remove_leftovers` to which process it belongs. The first call for a folder removes its leftovers.
     """
     if folder not in _cleaned:
         _cleaned.add(folder)
@@ -270,10 +270,10 @@ def new_temporary(folder: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, *, below: bool = False) -> None:
-    """Remove the temporary files and folders in a local folder, which need not exist, whose process has ended.
+    """Remove the temporary files and folders of ended processes from a local folder, which need not exist.
 
-    Files of another machine or container, which may share the folder, are removed if they are a day old. `below`
-    searches its subfolders too.
+    Files of another machine or container, which may share the folder, are removed if they are a day old. With `below`,
+    subfolders are searched too.
     """
     for parent, folders, files in os.walk(folder):
         for name in filter(_TEMPORARY.fullmatch, [*folders, *files]):
@@ -296,7 +296,7 @@ def _is_leftover(path: Path) -> bool:
 
 @functools.cache
 def _pid_space() -> str:
-    """Return 8 digits that differ between processes for which one PID can mean two processes."""
+    """Return 8 hexadecimal digits that identify the boot of the machine and the container in which PIDs are unique."""
     try:
         space = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:  # not on Linux
@@ -355,9 +355,10 @@ def edit_note(path: epath.Path) -> epath.Path:
 
 
 def keep_edited(path: epath.Path, sha256: str) -> None:
-    """Rename the file at `path` if somebody has edited it since it was written. Call it just before it is replaced.
+    """Rename the file at `path` if somebody has edited it since it was written.
 
-    `path` is of an output whose name no one has chosen. `sha256` of the new content is stored in the file `edit_note`.
+    Call this function just before the file is replaced. It is for outputs whose path the user has not chosen. `sha256`,
+    the hash of the new content, is stored in the file `edit_note`.
     """
     note = edit_note(path)
     if path.is_file() and not (note.is_file() and note.read_text().strip() == file_sha256(path)):

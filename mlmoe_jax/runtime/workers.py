@@ -44,8 +44,8 @@ def require_program() -> None:
 def can_start() -> bool:
     """Return whether workers can be started: False if the program has no file that they can import, as with `python -`.
 
-    A first process shows whether the program can be imported, because Grain would wait for a worker that ends before it
-    has read its arguments. Raises UserError if a worker fails to import the program.
+    A trial process shows whether the program can be imported. Without it, Grain would wait for ever for a worker that
+    ends before it has read its arguments. Raises UserError if a worker fails to import the program.
     """
     require_program()
     program = spawn.get_preparation_data("").get("init_main_from_path")
@@ -77,7 +77,7 @@ def _end_with_parent() -> None:
 
 
 class WorkerLost(Exception):
-    """The process of a call has ended, or was killed because the call took too long, as its text says."""
+    """The process of a call has ended, or was killed because the call took too long. The message says which."""
 
 
 class Workers:
@@ -131,7 +131,7 @@ class Workers:
 
 
 class _Worker:
-    """A process of `Workers`, and the one that replaces it."""
+    """A process of `Workers`. If it is lost, the next call starts a new process."""
 
     def __init__(self, function: Callable[..., Any], most_bytes: int | None):
         self._task = function, most_bytes

@@ -20,7 +20,7 @@ class TrainingLabels:
       codes: label codes i8[N,K].
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
       seed: the seed of random values that a loss draws per image.
-      prior: [K], the estimated share of images with each label; None if it is not given.
+      prior: f[K], the estimated fraction of images with each label; None if there is no estimate.
     """
 
     codes: Integer[np.ndarray, "n k"]

@@ -32,7 +32,10 @@ Positives = Num[np.ndarray, " k"]  # the number of images with each label
 
 
 def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
-    """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6); 0 for no positives."""
+    """Return P, f[K,K], with P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
+
+    The row of a label without positives is 0.
+    """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
 
@@ -40,9 +43,9 @@ def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.
 def label_graph(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
     """Return the normalized adjacency matrix Ā, f[K,K], of the layers H ← act(Ā H W) in ML-GCN.
 
-    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ 0.4 (ML-GCN, eq. 7). The neighbors of a label
-    have a quarter of its own weight, which is a share of 0.2 (ML-GCN, eq. 8). Without edges, Ā is the identity. As in
-    the authors' code,
+    There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ 0.4 (ML-GCN, eq. 7). All neighbors of a label
+    together have a quarter of the weight of the label itself, which is a share of 0.2 (ML-GCN, eq. 8). Without edges, Ā
+    is the identity. As in the authors' code,
 
         W = 0.25·B/(column sums of B + 1e-6) + I
         Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2)
@@ -97,8 +100,8 @@ def cooccurrence_vectors(
 ) -> Float32[np.ndarray, "k d"]:
     """Return one vector per label, f32[K,width], computed from the co-occurrence of the training labels.
 
-    They replace word vectors if there is no file of word vectors. Like word vectors from co-occurring words (Levy and
-    Goldberg, sec. 5), they are computed from the spectrum of the positive pointwise mutual information
+    These vectors replace word vectors if there is no file of word vectors. Like word vectors from co-occurring words
+    (Levy and Goldberg, sec. 5), they are computed from the spectrum of the positive pointwise mutual information
 
         M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i),
 

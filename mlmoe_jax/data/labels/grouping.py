@@ -19,7 +19,8 @@ _ROWS = 1 << 16
 def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
     """Count the images with each pair of labels and with each label. Only the code 1 (POSITIVE) is counted.
 
-    The pairs are a sparse i64[K,K] with a zero diagonal, since few pairs of 20,000 labels occur. The labels are i64[K].
+    The counts of pairs are sparse i64[K,K] with a zero diagonal, since few pairs of 20,000 labels occur. The counts of
+    labels are i64[K].
     """
     labels = np.asarray(labels)
     counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)

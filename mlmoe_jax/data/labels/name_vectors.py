@@ -3,7 +3,7 @@
 A list of names is a text file with one name per line. A name may be followed by descriptions of the label, each after
 a tab. The vectors are a .safetensors file, whose header describes them.
 
-Axes: k labels, d the space of the vectors, w the width of the backbone.
+Axes: k labels, d numbers per vector, w numbers per pooled feature of the backbone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ARRAYS = ("vectors", "background", "projection")  # attributes of `NameVectors`
 
 @dataclass(frozen=True)
 class LabelName:
-    """A label of a list of names, and texts that describe an image with it, if there are some."""
+    """A label of a list of names. `descriptions` are texts that describe an image with the label; () without any."""
 
     name: str
     descriptions: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def read_label_names(path: PathLike) -> tuple[LabelName, ...]:
 
 
 def is_vectors_file(path: PathLike) -> bool:
-    """Return whether a path is the path of a file of vectors, not of a list of names."""
+    """Return whether a path is the path of a file of vectors. Otherwise, it is the path of a list of names."""
     return os.fspath(path).endswith(SUFFIX)
 
 
@@ -88,9 +88,9 @@ class NameVectors:
         texts; otherwise 0.
       projection: f32[W,D], from the pooled feature of the backbone to the space of the vectors; None if there is
         none.
-      templates: the texts around a name, which is in place of {}.
-      fingerprint: the `params.fingerprint` of the backbone in float32, whose features the vectors belong to; "" if it
-        is not known.
+      templates: texts in which {} stands for the name of a label.
+      fingerprint: the `params.fingerprint` of the float32 parameters of the backbone. The vectors belong to the
+        features of this backbone only. "" if the backbone is not known.
       sha256: the sha256 of the file from which the vectors were read; "" if they were not read.
     """
 
@@ -117,7 +117,7 @@ class NameVectors:
     def for_labels(self, names: Sequence[str]) -> NameVectors:
         """Return the vectors in the order of `names`, the labels of the data.
 
-        Raises UserError if a label has no vector, or a vector no label.
+        Raises UserError if a label has no vector, or a vector belongs to no label.
         """
         if lacking := [name for name in names if name not in self.names]:
             raise UserError(f"the vectors have no name {abbreviate(lacking, 4)}, which the data has as a label; add it")
@@ -141,7 +141,10 @@ class NameVectors:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], about: str) -> NameVectors:
-        """Return the vectors from `arrays` and `about`; ValueError, KeyError or TypeError if they do not match."""
+        """Return the vectors from the results of `arrays` and `about`.
+
+        Raises ValueError, KeyError or TypeError if the two do not match.
+        """
         stored: dict[str, Any] = json.loads(about)
         stored |= {name: tuple(map(str, stored[name])) for name in ("names", "templates")}
         stored["descriptions"] = tuple(map(tuple, stored["descriptions"]))

@@ -67,10 +67,11 @@ class LabelSpace:
         return self.positives / max(1, self.images)
 
     def with_names(self, vectors: NameVectors) -> LabelSpace:
-        """Return the label space with further labels at its end, without training images and in group 0.
+        """Return the label space with the further labels of `vectors` at its end.
 
-        `vectors` are those of all labels. Raises UserError if they lack a label or have no further one, or if the label
-        space has none or other vectors.
+        A further label has no training images and is in group 0. Raises UserError if `vectors` lack a label of the
+        label space or have no further label, or if the label space has no `name_vectors` or differs from `vectors` in
+        them.
         """
         if self.name_vectors is None:
             raise UserError("the labels of the run have no vectors of names; train it with model.head.names first")
@@ -93,7 +94,7 @@ class LabelSpace:
         )
 
     def vectors_by_name(self) -> dict[str, np.ndarray]:
-        """Return the vector of each label that the head reads, `vectors` or else `name_vectors`; {} without vectors."""
+        """Return label -> its vector, as the head reads it, from `vectors` or else `name_vectors`; {} without both."""
         vectors = self.vectors
         if vectors is None and self.name_vectors is not None:
             vectors = self.name_vectors.vectors
@@ -145,7 +146,10 @@ class LabelSpace:
 
 
 def _read_name_vectors(stored: Mapping[str, np.ndarray], names: tuple[str, ...]) -> NameVectors | None:
-    """Return the vectors of the names from the arrays of an npz file; None if it has none. Raises ValueError."""
+    """Return the vectors of the names from the arrays of an npz file; None if it has none.
+
+    Raises ValueError if the vectors are of other names.
+    """
     arrays = {key.removeprefix(_OF_NAMES): array for key, array in stored.items() if key.startswith(_OF_NAMES)}
     if not arrays:
         return None
@@ -168,7 +172,7 @@ def compute_label_space(
     """Compute the label space from the labels of the training split. No image is read.
 
     Args:
-      data_name: name of the data set, which selects the published groups.
+      data_name: name of the data set, which selects the published groups. `seed` is for groups that are computed.
       grouped: whether the model needs label groups. Otherwise all labels are in one group.
       vectors: whether the model needs vectors of the labels.
       name_vectors: the vectors of the names, in any order; None if the model is made without them.
@@ -196,7 +200,7 @@ def compute_label_space(
 
 
 def label_space_of(vectors: NameVectors) -> LabelSpace:
-    """Return the label space of the names of vectors, without training images."""
+    """Return the label space whose labels are the names of `vectors`, without training images."""
     space = synthetic_label_space(len(vectors.names), 1)
     return replace(space, names=vectors.names, name_vectors=vectors)
 
@@ -215,7 +219,10 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
 def _groups(
     together: csr_array, positives: np.ndarray, data_name: str, prompts: ConfigDict, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the "co" and the "dc" group of each label, i32[K] each: computed, published or read (`prompts.groups`)."""
+    """Return the "co" and the "dc" group of each label, i32[K] each.
+
+    `prompts.groups` says whether they are computed, published or read from a file.
+    """
     if prompts.groups == "computed":
         status(f"grouping {quantity(len(positives), 'label')}")
         options = {"num_groups": prompts.num_groups, "seed": seed}

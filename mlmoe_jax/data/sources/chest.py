@@ -84,7 +84,7 @@ def _nih_rows(table: Path) -> Iterator[ImageRow]:
 
 
 def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
-    """Return paths relative to `folder`, of images that are found in a folder of images, or else images/NAME."""
+    """Return the path of each image relative to `folder`. For an image that is not found, it is images/NAME."""
     folders = [path for path in (*sorted(folder.glob("images_*/images")), folder / "images") if path.is_dir()]
     folder_of_image = {name: path.relative_to(folder) for path in folders for name in os.listdir(path)}
     return [f"{folder_of_image.get(name, 'images')}/{name}" for name in names]
@@ -114,9 +114,10 @@ def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
 
 
 def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
-    """Return labels i8[N,14] that are consistent with "No Finding": no disease is present or uncertain.
+    """Return labels i8[N,14] that are consistent with "No Finding": it means that no disease is present or uncertain.
 
-    If an image has this label, its diseases become negative. If an image has a disease, "No Finding" becomes negative.
+    If an image has this label, its unknown diseases become negative. If an image has a disease, "No Finding" becomes
+    negative.
     """
     labels = labels.copy()
     none, diseases = labels[:, 0], labels[:, 1:-1]  # views

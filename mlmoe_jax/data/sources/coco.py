@@ -55,7 +55,7 @@ def open_coco2014(data_config: ConfigDict, split: str) -> Split:
 def read_instances(path: Path, prefix: str = "") -> tuple[list[ImageRow], list[str]]:
     """Return the rows, sorted by their ids as strings, and the category names of a file in COCO's format.
 
-    File names follow after `prefix`.
+    `prefix` is put before each file name.
     """
     content = json.loads(read_bytes(path))
     names = _by_id(content["categories"], "category", "name")
@@ -75,7 +75,7 @@ def _read_own(given: LabelInput) -> LabelRows:
 
 
 def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
-    """Return id -> `item[key]` for a list of items of a `kind`; ValueError if two items have the same id."""
+    """Return id -> `item[key]` for a list of items. If an id is repeated, raise ValueError, which names `kind`."""
     repeated = first_repeated(item["id"] for item in items)
     if repeated is not None:
         raise ValueError(f"it lists the {kind} id {repeated!r} twice")

@@ -6,9 +6,9 @@
     beach/001.jpg,boat,0,1,0.021300,yes
     beach/002.jpg,sea,1,0,0.140800,no
 
-A row with yes (or y, true, x, 1) in `accept` gives the label of the image the code in `suggested`: 1, 0, or empty for
-unknown, as in a table with one column per class. All other rows, and columns with other names, change nothing. A later
-audit keeps them, and does not repeat a suggestion that has an answer.
+A row with yes (or y, true, x, 1) in `accept` replaces the label code of the image by the code in `suggested`: 1, 0, or
+empty for unknown, as in a table with one column per class. All other rows, and columns with other names, change
+nothing. A later audit keeps the rows that a person has edited, and does not repeat a suggestion that has an answer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Suggestion(NamedTuple):
           image: the id of the image.
           label: the name of the label.
           codes: the given and the suggested label code.
-          score: the probability of the given value.
+          score: the predicted probability of the given label code.
         """
         given, suggested = (_CELL_OF[code] for code in codes)
         return cls(0, dict(zip(COLUMNS, (image, label, given, suggested, f"{score:.6f}", ""), strict=True)))
@@ -75,7 +75,7 @@ class Suggestion(NamedTuple):
 
     @property
     def is_edited(self) -> bool:
-        """Whether a person has written into the row: an answer, a further column, or the whole row, without a score."""
+        """Whether a person has edited or written the row: it has an answer, a text in a further column, or no score."""
         further = any(self.cells[name].strip() for name in self.cells.keys() - set(COLUMNS))
         return bool(self.answer) or further or not self.cells.get("score", "").strip()
 
@@ -113,7 +113,7 @@ def correct_labels(split: Split, path: PathLike) -> Split:
 
 
 def read_answers(path: PathLike) -> list[tuple[Suggestion, bool | None]]:
-    """Return the rows of a file of corrections, each with whether it is accepted, None without an answer.
+    """Return (row, whether it is accepted) for each row of a file of corrections; None stands for no answer.
 
     Raises UserError if the file is missing or invalid.
     """

@@ -4,9 +4,9 @@
       <tag label="sea"><attribute name="difficult">true</attribute></tag>
     </image>
 
-A label is positive if the image has a tag, or a box or another shape, of this label, and difficult if all of them have
-the attribute `difficult`. Every image of a file counts as labeled, because CVAT does not distinguish, and a note counts
-those without a label.
+A label is positive if the image has a tag, a box or another shape with this label. It is difficult instead if all of
+these have the attribute `difficult`. CVAT does not mark unlabeled images, so every image of a file counts as labeled. A
+note in the account counts the images without a label.
 """
 
 import os

@@ -16,7 +16,7 @@ scenes (`break_correlations`). This keeps the number of digits of every scene an
 exactly, and destroys all correlations. The drop from `test` to `test_shift` measures co-occurrence overfitting.
 
 `digits_single` has one digit per image, rendered from these scans. The packaged backbone is pretrained on its train
-split, which has only 1,078 scans and therefore more varied images (`render_varied_single`).
+split. Since this split has only 1,078 scans, its images are more varied (`render_varied_single`).
 
 A change of any constant of this file needs another name than `digits-v1`. Random numbers come from
 `numpy.random.RandomState`, because `numpy.random.Generator` does not guarantee its streams.
@@ -136,7 +136,7 @@ BLOTCHES = tuple(
 
 
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
-    """Return slices of the canvas within `half` pixels of `center`, and the offsets from it, y f32[h] and x f32[w]."""
+    """Return slices of the canvas within `half` pixels of `center`, and y f32[h] and x f32[w] relative to `center`."""
     starts = [max(0, int(np.floor(middle - half))) for middle in center]
     stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
     y, x = (
@@ -154,7 +154,7 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
       polarity: 1 for a color that is brighter than the mean of `window`, −1 for a darker color. It is reversed if the
         color would be too bright or too dark.
       contrast: the difference from the mean.
-      tint: f[3], is added to the color.
+      tint: f[3], an RGB value that is added to the color.
     """
     base = window.mean()
     if not 40 < base + polarity * contrast < 215:
@@ -197,7 +197,7 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
     """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[h,w] each.
 
     Args:
-      y: vertical offsets from the center in pixels, f32[h], as `x`, f32[w], for horizontal ones.
+      y: vertical offsets from the center in pixels, f32[h]. `x` are the horizontal offsets, f32[w].
       sides: height and width of the digit in pixels.
       slant: horizontal shift per vertical pixel.
       angle: rotation in radians.

@@ -67,7 +67,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _write_labels(entry: LabelEntry, number: dict[str, int]) -> list | None:
-    """Return the JSON value of an image, with each label's `number`; None if nobody has labeled it."""
+    """Return the JSON value of an image, with `number[label]` for each label; None if nobody has labeled it."""
     if entry.labels is None:
         return None
     if entry.scores is not None:

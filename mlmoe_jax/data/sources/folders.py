@@ -59,10 +59,10 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
-    """Return folder -> its split, None if the config uses no such split.
+    """Return folder -> its split. The split is None if the config does not use the split of the folder.
 
-    Without folders of splits, the only folder is "", which is `root`. Raises UserError if the split to open has no
-    folder.
+    Without folders of splits, the result is {"": split}, where "" stands for `root`. Raises UserError if the split to
+    open has no folder.
     """
     folders, listing = _subfolders(root), Listing(root, split, root, splits=used_splits(data_config, split))
     found = {folder: listing.find_split(folder) for folder in folders}
@@ -85,7 +85,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Collection[str]) -> Usage:
-    """Return the account of files in no folder of a split, without `named` ones; empty without folders of splits."""
+    """Return the account of files outside the folders of splits, except `named`; empty without folders of splits."""
     used = [folder for folder, split in split_of_folder.items() if split is not None]
     splits = ", ".join(dict.fromkeys(split_of_folder[folder] for folder in used))
     rest = Usage(f"{root} outside the folders of {splits}", "file")
@@ -100,7 +100,7 @@ def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Co
 
 
 def _find_images(root: Path, top: str, named: Collection[str], usage: Usage) -> list[tuple[str, str]]:
-    """Return the images below `top`, sorted, as (folder of the class, path relative to `root`), without `named` files.
+    """Return sorted (folder of the class, path relative to `root`) of the images below `top` that are not in `named`.
 
     Raises UserError if folders of splits are inside of folders of classes.
     """
@@ -121,7 +121,7 @@ def _find_images(root: Path, top: str, named: Collection[str], usage: Usage) -> 
 
 
 def _refuse_wrapper(root: Path, tops: Sequence[str], images: Collection[str]) -> None:
-    """Raise UserError if the only class is a folder around the folders of classes, as many archives have one."""
+    """Raise UserError if the only class is in fact a folder around the folders of classes, as in many archives."""
     parents = set(map(os.path.dirname, images))
     around = os.path.commonpath(parents or {""})
     if around not in ("", *tops, *parents):
@@ -132,7 +132,7 @@ def _refuse_wrapper(root: Path, tops: Sequence[str], images: Collection[str]) ->
 
 
 def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | None]) -> list[str]:
-    """Return the paths of the images of all other splits that are used. Their own accounts count the other files."""
+    """Return the paths of the images of all other splits that are used. Other files are not counted here."""
     return [
         f"{folder}/{path}"
         for folder, name in split_of_folder.items()
@@ -144,9 +144,10 @@ def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | Non
 def _merge_copies(
     root: Path, split: str, label_of_image: Mapping[str, str], others: Iterable[str], usage: Usage
 ) -> dict[str, list[str]]:
-    """Return image -> its labels, where files with the same content in several classes are one image, the first file.
+    """Return image -> its labels. Files with equal content in several classes become one image, the first file.
 
-    `usage` counts further files as merged, and notes them and images that are in `others`, the files of other splits.
+    `usage` counts the further files as merged and has a note about them. Another note is about images whose content is
+    also in `others`, the files of other splits.
     """
     labels = {path: [label] for path, label in label_of_image.items()}
     merged, shared = LeftOut(), LeftOut()

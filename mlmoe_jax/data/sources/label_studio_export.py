@@ -1,8 +1,8 @@
 """Label Studio: tasks with annotations or predictions, and the labeling configuration of a project.
 
 Its exports JSON and JSON-MIN are read. `data.image_column` is the key of the image in the data of a task, and
-`data.label_column` the name of the Choices. Cancelled annotations are skipped. Of several annotations of an image,
-those marked as ground truth count if there are any; a label on which the annotations differ is unknown.
+`data.label_column` the name of the Choices. Cancelled annotations are skipped. If some annotations of an image are
+marked as ground truth, only these count. A label on which the annotations differ is unknown.
 
 An address /data/local-files/?d=PATH is the image PATH below `data.images`, and /data/upload/… the image upload/…
 """
@@ -87,7 +87,7 @@ def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow]
 
 
 def _list_annotations(task: Json, control: str) -> list[Json]:
-    """Return the annotations of a task of a JSON or JSON-MIN export, as in JSON, without those that are cancelled."""
+    """Return the annotations of a task that are not cancelled, in the form of JSON also for a JSON-MIN export."""
     if "data" in task:
         return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
     if task.get("annotation_id") is None:
@@ -191,7 +191,8 @@ def prediction(
 
     Label Studio can sort tasks by the score of the prediction. The score is the least probability of a predicted label.
     If no label is predicted, it is 1 minus the highest probability of a label. `scores` has the probability of all
-    labels. `control` and `image` are the names of the <Choices> tag and of its <Image> tag.
+    labels. `version` is the name of the model. `control` and `image` are the names of the <Choices> tag and of its
+    <Image> tag.
     """
     labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))

@@ -34,9 +34,9 @@ def open_own_images(
 ) -> Split:
     """Open a split of images that a file of the user lists, in the order of the file.
 
-    If each split has its own folder `data.images`, ids begin with the name of the split. Without `data.classes`, the
-    classes are `classes`, or for None those that the file lists, or all labels in the file, sorted by name. Raises
-    UserError if the file is missing or damaged, and as `select_split`.
+    If each split has its own folder `data.images`, ids begin with the name of the split. The classes are the first of
+    these that exists: the file `data.classes`, `classes`, the classes that the file lists, all labels in the file,
+    sorted by name. Raises UserError as `select_split`, and if the file is missing or damaged.
     """
     table = data_config.table
     root = data_folder(data_config, f"the table {table}")
@@ -66,7 +66,7 @@ def open_own_images(
 
 
 def _require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
-    """Raise UserError if the groups or the paths of the images of a split cannot be as its file means them."""
+    """Raise UserError if no image has a group in `group_column`, a group is a text like nan, or a path is absolute."""
     if group_column and split.groups is None:
         raise UserError(
             f"{path} has no group in the column '{group_column}' for any image of split {split.name}; fill it, or "

@@ -56,7 +56,7 @@ class ImageRow(NamedTuple):
         return f"line {self.line}" if self.line else self.image
 
     def merge(self, other: ImageRow) -> ImageRow:
-        """Return this row with the labels of another one; ValueError for two values of a label or of the group."""
+        """Return this row with the labels of another row; ValueError if they differ in a known label or the group."""
         if self.group and other.group and self.group != other.group:
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
@@ -106,14 +106,14 @@ class Listing:
     splits: Sequence[str] = ()
 
     def find_split(self, name: str) -> str | None:
-        """Return the element of `splits` that `name` names in any usual spelling, see `split_key`; None without one."""
+        """Return the element of `splits` that `name` spells, see `split_key`; None if none fits, or more than one."""
         if name in self.splits:
             return name
         same = [split for split in self.splits if split_key(split) == split_key(name)]
         return same[0] if len(same) == 1 else None
 
     def line(self, number: int) -> str:
-        """Return the file and a line of it, without number 0, for errors."""
+        """Return the path of the file and a line number, for errors. 0 stands for no line and is left out."""
         return f"{self.path} line {number}" if number else f"{self.path}"
 
     @cached_property
@@ -121,7 +121,7 @@ class Listing:
         return f"{Path(self.folder).absolute()}".rstrip("/") + "/"
 
     def image_path(self, image: str) -> str:
-        """Return the path of an image below the folder, without parts such as ./ and dir/../, with single slashes."""
+        """Return the path of an image, relative if it is below `folder`, without ./, dir/../ and repeated slashes."""
         if "\\" in image or "./" in image or "//" in image:
             image = os.path.normpath(image.replace("\\", "/"))
         return image.removeprefix(self._start)
@@ -130,11 +130,11 @@ class Listing:
 def select_split(
     rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
 ) -> Split:
-    """Check the rows of all splits of a source, and return one split, in their order. Ids are the paths of the images.
+    """Check the rows of all splits, and return one split, in the order of the rows. Ids are the paths of the images.
 
     Args:
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
-      usage: the account of the file, to which the rows are added; None begins an account.
+      usage: the account of the file, to which the rows are added; None means a new account.
 
     Raises:
       UserError: no row belongs to the split, the rows of an image contradict each other, or a label is not a name or
@@ -148,7 +148,7 @@ def select_split(
 
 @dataclass
 class _Part:
-    """The rows that spell their split in one way: the split that uses them, if any, and the position of the first."""
+    """The rows with one spelling of a split. `split` is None if no split uses them. `position` is the first row."""
 
     split: str | None
     position: str
@@ -159,14 +159,15 @@ class _Selection:
     """The rows of the split to open, collected as arrays, and the account of all rows.
 
     Attributes:
-      parts: split, as rows spell it -> these rows.
+      parts: split, as rows spell it -> the `_Part` of the rows with this spelling.
       unlabeled: the number of images of the split to open that nobody has labeled.
       labels: the label of each column. The classes are first, then other labels in the order of the rows.
       column_of_label: label -> its column.
       columns: label, as rows spell it -> its column.
-      has_spellings: whether a label is spelled in another way than it is named.
+      has_spellings: whether a row spells a label differently from its name in `labels`.
       first_unknown: the first label that is not one of the classes, and its row.
-      rows: the key of an image -> its row in the arrays. Further rows of the arrays were merged into later ones.
+      rows: path of an image in composed Unicode -> its row in the arrays. Rows of the arrays that are not in `rows`
+        were merged into later rows.
     """
 
     def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
@@ -290,7 +291,7 @@ class _Selection:
         self.label_ends.append(len(self.label_columns))
 
     def _merge(self, row: ImageRow, at: int | None) -> ImageRow:
-        """Return a row with the labels by their names, merged with row `at` of the arrays if that is not None.
+        """Return a row with names of labels instead of spellings, merged with row `at` of the arrays unless it is None.
 
         Raises UserError if two values of a label or of the group differ.
         """

@@ -39,7 +39,7 @@ def _read(given: LabelInput, *, listed: bool) -> LabelRows:
 
 
 def _find_images(given: LabelInput) -> list[str]:
-    """Return the sorted images, and count the files that belong to none. Files that the config names are neither."""
+    """Return the sorted images, and count files that belong to no image. Files that the config names are skipped."""
     path, folder, usage = given.path, given.folder, given.usage
     without = named_files(given.config)
     usage.unit = "file"

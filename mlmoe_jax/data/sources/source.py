@@ -23,8 +23,8 @@ class DataSource:
 
     Attributes:
       open: (`config.data`, split) -> Split. It raises UserError for all errors in the data or its settings.
-      reads_classes: whether `open` has a third argument, the ordered class names of the model, or None, with which a
-        source without fixed classes reads its labels.
+      reads_classes: whether `open` has a third argument, the ordered class names of the model, or None for a new model.
+        A source without fixed classes uses it to read its labels.
       splits: names of the splits; empty if they depend on the settings.
       drops_empty: whether images without a positive label are left out, unless `data.keep_empty` is set.
       labels: the number of labels; None if the data set has to be opened to count the labels.
@@ -101,7 +101,7 @@ def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
 
 
 def named_files(data_config: ConfigDict) -> set[str]:
-    """Return the paths, relative to `data.root`, of the files beside the images that other keys of the config name."""
+    """Return the paths in `data.classes`, `data.tree` and `data.corrections`, which are relative to `data.root`."""
     return {data_config.classes, data_config.tree, data_config.corrections} - {""}
 
 

@@ -4,7 +4,7 @@
 Otherwise, a column (or key) `split` assigns rows to splits, in any usual spelling. Without it, the table is the
 training split, of which `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can
 also contain {split}. An image without labels is an example without any class. The rows of an image are merged. Rows of
-other splits, and without a split if other rows have one, are left out and counted.
+other splits are left out and counted. So are rows without a split if other rows have one.
 
 CSV, one column with the names of the positive labels; all other labels are negative:
 
@@ -101,7 +101,7 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object as a dict; ValueError if a key is repeated, which JSON would drop."""
+    """Return the members of a JSON object as a dict; ValueError if a key is repeated."""
     record = dict(pairs)
     if len(record) < len(pairs):
         raise ValueError("a key is repeated")
@@ -121,7 +121,7 @@ def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> Ima
 
 # ------------------------------------------------------------------------------------------------------------- columns
 def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike) -> int:
-    """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
+    """Return the index of the column `name` in `header`, see `find_name`; UserError if there is no such column.
 
     `named_by` is the config key or the list from which the name comes, for the error.
     """
@@ -218,7 +218,7 @@ def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
 
 
 def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> ReadLabels:
-    """Return a function that reads the labels of a row, but negative ones, from one column per class."""
+    """Return a function that reads the labels of a row from one column per class. Negative labels are left out."""
     columns = [(header.index(compose(name)), name) for name in classes]
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
@@ -242,9 +242,9 @@ def whole_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
 
-    Rows of several lines are noted in the account of the table, because a quote that is not closed makes one of many.
-    Raises UserError if the number of cells in a row differs from the number of columns, or if there is a line break in
-    a cell of `columns`.
+    `usage` gets a note about rows of several lines, because an unclosed quote joins many lines to one row. Raises
+    UserError if the number of cells in a row differs from the number of columns, or if there is a line break in a cell
+    of `columns`.
     """
     end, lines, quoted = reader.line_num, 0, LeftOut()
     try:
@@ -277,7 +277,7 @@ def whole_rows(
 
 
 def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (line number, cells of the columns `names`) of each row of a CSV table; UserError if one is missing."""
+    """Yield (line number, cells of the columns `names`) of each row of a CSV; UserError if a column is missing."""
     reader = csv.reader(text.splitlines())
     header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]

@@ -152,7 +152,7 @@ def _class_label(feature):
 
 
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
-    """Return label codes i8[N,count] and ids of all N images of a data source; [] if no feature contains ids."""
+    """Return label codes i8[N,count] and ids of all N images of a data source. Without ids, the ids are []."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
     labels = np.full((len(source), count), NEGATIVE, np.int8)

@@ -94,7 +94,7 @@ def _categories() -> dict[str, list[str]]:
 def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
     """Return (image number, category indices) for each image that has a category, sorted by image number.
 
-    The size and the modification time are part of the cache key, so that a changed file is read again.
+    `size` and `modified`, the modification time, are part of the cache key, so that a changed file is read again.
     """
     category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
