@@ -28,9 +28,10 @@ def _section_defaults(section: ConfigSection) -> ConfigDict:
 
 
 def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
-    """Add an adapter to a config, in place; UserError with the nearest name if it is unknown.
+    """Add an adapter to a config, in place, or change the settings of an adapter that the config has.
 
-    Settings that are not given keep their value in the config, or else get their default.
+    Settings that are not given keep the value that they have in the config. If they have none, they get their default.
+    Raises UserError, which suggests the nearest name, if no adapter is called `name`.
     """
     known = SECTIONS[ADAPTERS_SECTION].entries
     if name not in known:
@@ -40,7 +41,10 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
 
 
 def portable(config: ConfigDict) -> ConfigDict:
-    """Return a copy of a config with what a shared model keeps of each value, see `Key.portable`."""
+    """Return a copy of a config for a shared model.
+
+    Each value is kept, shortened to the last part of a path, or replaced by the default of its key; see `Key.portable`.
+    """
     shared = config.copy_and_resolve_references()
     values = flatten(config).items()
     shared.update_from_flattened_dict({name: key_named(name).portable(value) for name, value in values})
@@ -57,7 +61,10 @@ def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, 
 
 
 def why_unknown(name: str) -> str:
-    """Return the end of an error about a dotted name that is no key: the nearest name, or those in the section."""
+    """Return the end of an error message that says why `name`, a dotted name, is not a key.
+
+    If `name` is a section, the text lists the entries of the section. Otherwise it suggests the nearest name.
+    """
     if section := section_named(name):
         return f"is a section with {', '.join(section.entries)}; set one of them"
     parent, _, leaf = name.rpartition(".")

@@ -33,7 +33,7 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 class UnknownOption(UserError):
-    """A part of the argument of a config is none of its `options`, option -> key."""
+    """An error: the argument of a config names an unknown option. `options` maps the known options to their keys."""
 
     def __init__(self, message: str, options: Mapping[str, Key]):
         super().__init__(message)
@@ -68,13 +68,17 @@ def parse_arg(arg: str, **declared: Any) -> ConfigDict:
 def option(name: str, **changes: Any) -> Key:
     """Return an option for `parse_arg` that sets a key of the config.
 
-    It is the key with the dotted name `name`, without its conditions, and with `changes` such as `default` or `doc`.
+    It is a copy of the key with the dotted name `name`. `changes` are new values of its fields, such as `default` or
+    `doc`. `only_if` is empty: the option may be given with any other settings.
     """
     return replace(KEYS[name], only_if={}, **changes)
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
-    """Yield (name, text of the value) for each option in `arg`; UnknownOption, or UserError if one is repeated."""
+    """Yield (name, text of the value) for each option in `arg`.
+
+    Raises UnknownOption if an option is not in `keys`, and UserError if an option is repeated.
+    """
     seen = set()
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
     for item in filter(None, arg.split(",")):

@@ -74,7 +74,10 @@ def section_named(name: str) -> ConfigSection | None:
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key with a dotted name, also one that may be added (`ConfigSection.further`), or None."""
+    """Return the key with a dotted name; None if there is none.
+
+    In a section that accepts additional keys (`ConfigSection.further`), every name is a key.
+    """
     parent, _, leaf = name.rpartition(".")
     section = section_named(parent)
     entry = section.entries.get(leaf, section.further) if section else None
@@ -87,5 +90,5 @@ def entry_named(name: str) -> Key | ConfigSection | None:
 
 
 def keys_read(stage: str) -> list[str]:
-    """Return the dotted names of the keys that a stage reads, in the order of the table."""
+    """Return the dotted names of the keys that a stage (a name in `runtime.stages.STAGES`) reads, in table order."""
     return [name for name, key in KEYS.items() if stage in key.stages]

@@ -53,7 +53,7 @@ def find_warnings(config: ConfigDict) -> list[str]:
 
 
 def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
-    """Return a sentence about each of the keys `names` that has no effect with the other settings of the config."""
+    """Return one sentence for each key in `names` that has no effect, because of the values of other keys."""
     values, messages = flatten(config), []
     for name in names:
         entry = entry_named(name)
@@ -65,13 +65,16 @@ def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
 
 
 def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
-    """Return the keys or sections among `names` that none of a command's `stages` (`runtime.stages`) reads."""
+    """Return the existing keys and sections among `names` that no stage in `stages` reads.
+
+    `stages` are the parts of the program that a command runs, names in `runtime.stages.STAGES`.
+    """
     entries = {name: entry_named(name) for name in names}
     return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]
 
 
 def require_changeable(names: Iterable[str]) -> None:
-    """Raise UserError if one of the keys `names` cannot have another value than the training of a model."""
+    """Raise UserError if a key in `names` must keep its value of the training, or has no effect on a trained model."""
     for name in names:
         if (entry := entry_named(name)) and "model" in entry.stages:
             raise UserError(f"--config.{name} cannot differ from the trained run's; leave it out")
@@ -215,7 +218,7 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _term_mistakes(config: ConfigDict, kind: str, terms: tuple[str, ...]) -> list[str]:
-    """Return error messages about the terms of the loss. `terms` are those that the head `kind` computes."""
+    """Return error messages about `config.loss.terms`. The head `kind` computes the loss terms `terms`."""
     wrong, weighted = [], {name for name, weight in config.loss.terms.items() if weight}
     if terms and not weighted:
         wrong.append("loss.terms has no term with a weight other than 0")

@@ -124,7 +124,7 @@ def _measure_split(
 
 
 def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
-    """Add means over pairs of labels to the metrics of splits; all test splits average one set of pairs."""
+    """Add means over pairs of labels to the metrics of splits. All test splits use the same pairs."""
     pairs = {name: item.pairs for name, item in measured.items() if item.pairs}
     tests = {name: rows for name, rows in pairs.items() if name in test_splits}
     alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]
@@ -171,9 +171,9 @@ def write_measured(
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: Iterable[str] | None = None) -> None:
-    """Write skipped_images.csv to the run folder, or remove it if it would have no row, and log how many were skipped.
+    """Write the unreadable images `skipped` to skipped_images.csv in the run folder, and log their number.
 
-    The earlier rows of the splits `replaced` are replaced; None: of all splits.
+    Earlier rows of the splits `replaced` are removed; None: all earlier rows. A file without rows is deleted.
     """
     rows = [row for images in skipped for row in images.table()]
     with folder.changing_results():
@@ -193,8 +193,8 @@ def headlines(results: Results) -> list[str]:
 def results_table(results: Results, *, every: bool = False) -> Table:
     """Return a table of metrics in percent, with one row per metric and one column per split.
 
-    A cell is empty if the split lacks the metric. The table has only the main metrics, or, with `every`, all metrics
-    and the main ones as the last rows.
+    A cell is empty if the split lacks the metric. The table has only the main metrics. If `every` is True, it has all
+    metrics, and the main metrics are the last rows.
     """
     main = headlines(results)
     names = dict.fromkeys(name for values in results.values() for name in values)

@@ -4,8 +4,10 @@
 
     {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
 
-The same holds for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. Training and
-`mlmoe eval` write these files with this module, and `stored_run.py` reads them. Shape letters: N images, K labels.
+A later evaluation also replaces the rows of the split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`.
+Training and `mlmoe eval` write these files with this module, and `stored_run.py` reads them.
+
+Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class SplitScores:
 
     @property
     def units(self) -> Sequence[str]:
-        """The name of each image's unit, see `data.split.name_units`."""
+        """The name of each image's unit: its group, or else its id. A unit is in one fold of a cross-validation."""
         return name_units(self.ids.tolist(), None if self.groups is None else self.groups.tolist())
 
     @property
@@ -103,7 +105,7 @@ class SplitScores:
 # ----------------------------------------------------------------------------------------------------------- settings
 @dataclass(frozen=True)
 class MetricSettings:
-    """The settings on which the metrics of a split depend, stored with them. `of` has their keys."""
+    """The settings on which metrics depend. They are stored with the metrics. `of` maps them to config keys."""
 
     threshold: float
     consistent: bool
@@ -185,9 +187,9 @@ def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *
 def write_rows(
     folder: RunFolder, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], replaced: Iterable[str] | None
 ) -> None:
-    """Write rows to a CSV file whose first column is `split`, or remove the file if it would have no row.
+    """Write rows to the CSV file `name` of a run folder. The first column is `split`.
 
-    They replace the earlier rows of the splits `replaced`; None: of all splits.
+    Earlier rows of the splits `replaced` are removed; None: all earlier rows. A file without rows is deleted.
     """
     kept = []
     if replaced is not None and (folder / name).exists():

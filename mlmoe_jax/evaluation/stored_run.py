@@ -30,8 +30,8 @@ from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, RunFolde
 class StoredRun:
     """A run as its folder has it. Each file is read when it is first needed.
 
-    Whatever needs a file raises UserError if the file is damaged, or is a link that leads out of the folder. If it is
-    missing, the value is None or empty, or the docstring says that UserError is raised.
+    Every member that needs a file raises UserError if the file is damaged, or is a link to a place outside the folder.
+    If the file is missing, the member is None or empty, unless its docstring says that it raises UserError.
     """
 
     def __init__(self, folder: RunFolder):
@@ -86,7 +86,7 @@ class StoredRun:
 
     @property
     def final_metrics(self) -> Results | None:
-        """The metrics of a finished training. Results of an evaluation before its end do not count."""
+        """The metrics of a finished training, split -> metric -> fraction; None if the training has not ended."""
         return self.metrics if any(entry.finished for entry in self.results.values()) else None
 
     @property

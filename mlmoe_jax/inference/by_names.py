@@ -25,16 +25,17 @@ _STAGES = ("image", "model", "score")  # of a prediction
 
 @dataclass(frozen=True)
 class NamesOrigin(Origin):
-    """The names of `model.head.names` as labels, with the values that their vectors give to the head.
+    """The origin of a model whose labels are the names in the file `model.head.names`.
 
-    Without `known` vectors, they are read, or the names are encoded, when the labels are asked for.
+    The vectors of the names initialize the head. `known` has the vectors. If it is None, `label_space` reads them
+    or encodes the names, at its first use.
     """
 
     known: NameVectors | None = None
 
     @cached_property
     def label_space(self) -> LabelSpace:
-        """The label space of the names. Raises UserError as `vectors_for`."""
+        """The label space of the names. Raises the errors of `vectors_for`."""
         return label_space_of(self.known or vectors_for(self.config))
 
     def predictor(self, *, ranked: bool = True) -> Predictor:
@@ -62,10 +63,15 @@ class NamesOrigin(Origin):
 
 
 def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> NamesOrigin:
-    """Return the origin of a model of label names, from a `file` of their vectors or a list, which is not encoded yet.
+    """Return the origin of a model of label names. The names are not encoded yet.
 
-    `backbone` may be "" for vectors, which have its name. `overrides` are further config keys, which a prediction
-    reads. Raises UserError if a list has no backbone, the vectors are of another backbone, or a key has no effect.
+    Args:
+      file: a file of vectors, or a list of names.
+      backbone: the name of the backbone. It may be "" for a file of vectors, which contains the name.
+      overrides: further config keys to set. A prediction must read them.
+
+    Raises:
+      UserError: `backbone` is "" for a list, the vectors belong to another backbone, or a key has no effect.
     """
     known = read_name_vectors(file) if is_vectors_file(file) else None
     made_for = known.backbone if known else backbone

@@ -91,7 +91,10 @@ def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the `count` names of the queries of `Prediction.attention[kind]`; `groups` are from `list_prompts`."""
+    """Return the names of the `count` queries of the attention map `Prediction.attention[kind]`.
+
+    `labels` are the K label names, and `groups` is the result of `list_prompts`.
+    """
     if kind == LABELS:
         return labels
     if kind != PROMPTS:
@@ -165,7 +168,7 @@ def explain_images(run: Run, split: Split) -> Explained:
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
-    """Return the mask, the grid and the arrays of a result, which are copied from the device to the host."""
+    """Return the part of a step's result that is copied to the host: the mask, the grid, and arrays by name."""
     prediction = output["prediction"]
     arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
     arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}

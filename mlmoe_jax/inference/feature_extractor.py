@@ -81,7 +81,7 @@ class FeatureExtractor:
             yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
-        """Return the split with features, computed and stored if they are not in the cache, in place of images."""
+        """Return the split with features in place of images. Features that the cache lacks are computed and stored."""
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
         decoding = Decoding.from_config(self.config.data)

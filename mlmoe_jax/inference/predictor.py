@@ -69,8 +69,8 @@ class Predictor:
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.decisions.Thresholds`; None if they were not fitted.
       version: the model version to write into predictions for labeling tools.
-      ranked: whether labels are assigned by their ranks among the images of a call, not by thresholds. This is the
-        default for a model of label names that is neither trained nor has fitted thresholds.
+      ranked: whether labels are assigned by their ranks among the images of a call, not by thresholds. `from_run`
+        sets it for an untrained model of label names, unless it has fitted thresholds or `eval.threshold` is set.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Predictor:
         return (result for output in outputs for result in self._batch_results(output, split, top_k))
 
     def _ranked_results(self, outputs: Iterable[dict], split: Split, top_k: int | None) -> Iterator[LabeledImage]:
-        """Yield the results with ranks, after all images are scored. Too few images are labeled by scores."""
+        """Yield the results with ranks, after all images are scored. Too few images for ranks get labels by score."""
         outputs = list(outputs)
         ranks = Ranks.of(outputs)
         if ranks is None:
@@ -218,9 +218,9 @@ class Predictor:
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
     def even_batch(self, images: int, most: int | None = None) -> int:
-        """Return a batch size of about `most`, for which the last batch of `images` images needs little padding.
+        """Return a batch size of about `most` with which the last batch of `images` images needs little padding.
 
-        It is a multiple of the number of devices. The default of `most` is LARGEST_BATCH per device.
+        The result is over all devices, a multiple of their number. If `most` is None, it is LARGEST_BATCH per device.
         """
         devices = self.run.mesh.size
         batches = math.ceil(images / (most or LARGEST_BATCH * devices))
@@ -273,8 +273,8 @@ class Predictor:
     ) -> LabeledImage:
         """Return the prediction for one image, from its logits f32[K]; `top_k` as in `stream`.
 
-        `gates` maps the name of a gate to routing weights f32[K,E]; None if not requested. `ranks` is the distribution
-        of the logits over all images, to assign labels by their ranks; None: by their scores.
+        `gates` maps the name of a gate to routing weights f32[K,E]; None if not requested. `ranks` converts logits
+        to ranks, by which labels are then assigned; None: labels are assigned by scores.
         """
         scores = self.run.scores(logits)
         rank = ranks(logits) if ranks else None

@@ -45,10 +45,10 @@ _PLACE = re.compile(r"\s*(\bof\s+)?(\b(an?|the)\s+)?\{\}\w*")
 
 
 def vectors_for(config: ConfigDict) -> NameVectors | None:
-    """Return the vectors of the label names that `model.head.names` names; None if it is empty.
+    """Return the vectors of the label names in the file `model.head.names`; None if this key is "".
 
-    A list of names is encoded, with the templates of the backbone. Raises UserError if the file cannot be read, or is
-    not set although the head is `cosine`.
+    If the file is a list of names, the names are encoded with the default templates of the backbone. Raises UserError
+    if the file cannot be read, or if the key is "" and the head is `cosine`.
     """
     file, backbone = config.model.head.names, config.model.backbone
     if not file:
@@ -96,7 +96,8 @@ def encode_names(
     Args:
       backbone: the name of a backbone with a text tower.
       templates: texts with {} for a name. Empty: the templates of the family.
-      weights: `model.backbone.weights`. A path is the file of both towers, if they are published in one file.
+      weights: the value of `model.backbone.weights`. If it is a path, and both towers are published in one file, the
+        text tower is read from this path too.
 
     Raises:
       UserError: the backbone has no text tower, the tower or its tokenizer is missing or belongs to another model, a
@@ -128,14 +129,14 @@ def encode_names(
 def _encode_groups(
     backbone: str, groups: Sequence[Sequence[str]], weights: str
 ) -> tuple[Float32[np.ndarray, "g e"], Similarity]:
-    """Return the normalized mean of the normalized vectors of each group of texts, and as `encode_texts`."""
+    """Return the normalized mean of the normalized vectors of each group of texts, and the model's `Similarity`."""
     encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
     ends = np.cumsum([len(group) for group in groups])[:-1]
     return np.stack([mean_direction(part) for part in np.split(encoded, ends)]), similarity
 
 
 def _comparison(similarity: Similarity) -> dict[str, Any]:
-    """Return the scale, the bias and the projection of a family, as attributes of `NameVectors`."""
+    """Return the scale, the bias and the projection of a `Similarity`, as keyword arguments of `NameVectors`."""
     bias, projection = similarity.bias, similarity.projection
     return {
         "scale": float(similarity.scale[...]),
@@ -147,7 +148,10 @@ def _comparison(similarity: Similarity) -> dict[str, Any]:
 def encode_texts(
     backbone: str, texts: Sequence[str], *, weights: str = "auto"
 ) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
-    """Return the vectors of texts, not normalized, and how they are compared with images, see `encode_names`."""
+    """Return the vectors of texts, not normalized, and the parameters for their comparison with images.
+
+    `encode_names` describes `backbone`, `weights` and the errors.
+    """
     entry = text_entry(backbone)
     tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
     if too_long := next(filter(tokenizer.is_cut, texts), ""):
@@ -169,7 +173,10 @@ def encode_texts(
 
 
 def _find_tower(backbone: str, weights: str) -> Path:
-    """Return the file of a text tower, which for some families is the file `weights` of the backbone."""
+    """Return the file with the text tower of a backbone. UserError if `weights` is "none".
+
+    Some families publish both towers in one file. Then `weights`, if it is a path, is also the file of the text tower.
+    """
     if weights == "none":
         raise UserError(f"random weights of {backbone} have no text tower; leave out model.backbone.weights=none")
     tower = text_entry(backbone).weights
@@ -177,7 +184,7 @@ def _find_tower(backbone: str, weights: str) -> Path:
 
 
 def _fingerprint(name: str, weights: str) -> str:
-    """Return the fingerprint of the backbone to which the text tower belongs."""
+    """Return the sha256 of all parameters of the backbone `name` with the values in `weights`."""
     backbone = nnx.eval_shape(lambda: catalog.entry(name).shape.build(rngs=nnx.Rngs(0)))
     load_pretrained(backbone, name, weights)
     return backbone_fingerprint(backbone)

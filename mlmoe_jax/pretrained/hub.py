@@ -1,7 +1,7 @@
 """Files on the Hugging Face hub: weights of backbones, and trained models (`hf:user/name` or `hf:user/name@revision`).
 
 The content of a repository may come from anybody. Of a trained model, only files with known names are downloaded, each
-up to a size, into a folder of the cache with the name of the commit. All other content is ignored.
+and only up to a fixed size, into a cache folder that is named by the commit. All other content is ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse `hf:user/name` or `hf:user/name@revision`, perhaps without `hf:`; UserError for impossible names."""
+    """Parse `hf:user/name` or `hf:user/name@revision`, where `hf:` may be missing; UserError for invalid names."""
     repository, at, revision = text.removeprefix(HUB).partition("@")
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UserError(
@@ -78,7 +78,7 @@ def download_file(repository: str, name: str, folder: Path) -> Path:
 def fetch_model(address: Address, most: Mapping[str, int], required: Collection[str]) -> Path:
     """Download the files of a model into the cache unless they are there, and return their folder.
 
-    If the hub cannot be reached, the files of the last download of this revision are used, and a message says so.
+    If the hub cannot be reached, the files that were downloaded last for this revision are used, and this is logged.
 
     Args:
       most: name of a file -> its largest allowed size in bytes. Other files are not downloaded.
@@ -126,7 +126,7 @@ def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], req
 
 
 def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
-    """Return the commit of a revision, and its files by name."""
+    """Return the commit to which the revision of an address points, and the files of this commit by name."""
     require_online()
     with hub_errors_explained(address):
         about = open_hub().model_info(
@@ -138,7 +138,7 @@ def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
 
 
 def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
-    """Download files of a commit to `folder`; UserError if that fails, or a size or sha256 differs from the hub's."""
+    """Download files of a commit to `folder`; UserError if it fails, or a size or sha256 is not as on the hub."""
     from huggingface_hub import hf_hub_download
 
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")
@@ -168,7 +168,7 @@ def open_hub() -> HfApi:
 
 @contextlib.contextmanager
 def hub_errors_explained(address: Address) -> Iterator[None]:
-    """Convert the exceptions of huggingface_hub in the block to Refused or NoAnswer. The messages contain no token."""
+    """Return a context that converts exceptions of huggingface_hub to Refused or NoAnswer. Messages have no token."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:

@@ -163,7 +163,10 @@ def recognize(names: Collection[str], layouts: Sequence[Layout] = LAYOUTS) -> La
 
 
 def find_wrapper(names: Collection[str], layout: Layout) -> str | None:
-    """Return the prefix of the layout's names in a file, or "" without a prefix; None if the layout does not match."""
+    """Return the prefix, such as "module.", that tensor names in a file have before the names of a layout.
+
+    The result is "" if there is no prefix, and None if the file does not have this layout.
+    """
     wrappers = [name.removesuffix(layout.marker) for name in names if name.endswith(layout.marker)]
     wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.required)]
     return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
@@ -232,7 +235,7 @@ def join_pieces(pieces: Pieces, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _find_mismatches(values: Arrays, shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
-    """Return a phrase for each difference between the arrays of a file and the shapes of a model, by parameter path."""
+    """Return one phrase for each parameter path at which `values` and the shapes of a model differ."""
     layout = mapped.layout
     lacking = sorted(set(shapes) - set(values))
     found = [f"no tensor for {target}" for target in lacking if not _matches(layout.optional, target)]

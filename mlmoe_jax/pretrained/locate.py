@@ -1,7 +1,8 @@
 """Find a published file: in a Python package, in the cache folder, or by a download into the cache folder.
 
-Beside NAME, its folder has NAME.sha256 in the format of sha256sum, which pins the content of the first download, and
-NAME.part until a download is complete: a folder of huggingface_hub for a file on the hub, otherwise the bytes so far.
+Beside a downloaded file NAME is NAME.sha256, the sha256 of the first download, in the format of sha256sum. Later
+content must have this sha256. During a download there is also NAME.part: for a file on the hub, a folder of
+huggingface_hub; otherwise the bytes that have arrived.
 """
 
 import importlib.util
@@ -25,7 +26,10 @@ _OTHERWISE = (
 
 
 def backbone_file(name: str, weights: str = "auto") -> Path:
-    """Return the weights of a backbone: the published file for "auto", else `weights`; UserError if there are none."""
+    """Return the path of a backbone's weights: of the published file for "auto", or else `weights`, which is a path.
+
+    Raises UserError for "auto" if no weights are published, or they cannot be downloaded.
+    """
     if weights != "auto":
         return Path(weights)
     published = catalog.entry(name).weights
@@ -40,8 +44,8 @@ def backbone_file(name: str, weights: str = "auto") -> Path:
 def locate(file: PublishedFile, otherwise: str = "") -> Path:
     """Return the path of a published file, which is downloaded if necessary.
 
-    Raises UserError if the file is not available or cannot be stored, or its sha256 differs. `otherwise` is the end of
-    its sentence: what the user can do else.
+    Raises UserError if the file is not available or cannot be stored, or its sha256 differs. `otherwise` is appended to
+    the error message of a file that is not available. It names an alternative for the user.
     """
     if (installed := _installed(file)) is not None:
         return installed  # pip has checked it
@@ -81,7 +85,7 @@ def _installed(file: PublishedFile) -> Path | None:
 
 # ------------------------------------------------------------------------------------------------------------ download
 def _fetch(file: PublishedFile, target: Path) -> None:
-    """Download a file to `target`, check its sha256 and pin it. Another process may do so at the same time."""
+    """Download a file to `target`, check its sha256 and store the sha256. Several processes may do so at once."""
     require_online()
     part = target.with_name(f"{target.name}.part")
     with disk_errors_explained(target), Folder(target.parent).writing(wait=True):
@@ -106,7 +110,8 @@ def _fetch(file: PublishedFile, target: Path) -> None:
 def _require_sha256(file: Path, target: Path, sha256: str) -> str:
     """Return the sha256 of `file`, which is or will be stored at `target`; UserError if it is not the expected one.
 
-    That is in the file `target`.sha256, or else `sha256`, also its first digits; "" accepts any file.
+    The expected sha256 is the content of `target`.sha256 if this file exists, and otherwise the argument `sha256`. It
+    may be shortened to its first digits. "" accepts any content.
     """
     pin = _pin(target)
     expected = pin.read_text().partition(" ")[0] if pin.is_file() else sha256

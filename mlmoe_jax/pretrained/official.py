@@ -42,7 +42,7 @@ _Q2L_WITH_SELF_ATTENTION, _SELF_ATTENTION = "q2l_self_attention", r"head/decoder
 
 
 def _decoder_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a query decoder that change its outputs but no parameter shape, by their config key."""
+    """Return config key -> value of the settings of a query decoder that change its outputs but no parameter shape."""
     return {f"head.decoder.{key}": settings[key] for key in ("heads", "style")}
 
 
@@ -94,7 +94,7 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
-    """Return why a checkpoint belongs to another model although all shapes may fit, and the remedy; or ""."""
+    """Return why a checkpoint belongs to another model than `model`, and the remedy; "" if nothing contradicts."""
     pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"

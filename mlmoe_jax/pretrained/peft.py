@@ -169,9 +169,10 @@ def _by_layer(path: Path) -> tuple[Arrays, Arrays]:
 
 
 def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
-    """Fill the adapter of a model with a filled backbone from PEFT's files, in place. Return the filled paths.
+    """Fill the adapter of a model from PEFT's files, in place, and return the paths of the filled parameters.
 
-    The classifier is filled if the files have one and the head is a linear classifier of the normalized class token.
+    The backbone must already have its weights, because the magnitudes of DoRA depend on them. The classifier is filled
+    if the files have a classifier and the head is a linear classifier of the normalized class token.
 
     Raises:
       UserError: shapes differ. Or the classifier of the files has another number of labels, or reads more than the
@@ -266,14 +267,14 @@ def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
 
 
 def _transformers_names(shape: ViTShape) -> tuple[str, str]:
-    """Return two names in transformers 5: of the backbone in a model with a classifier, and of its list of blocks."""
+    """Return the names in transformers 5 of the backbone in a classification model, and of its list of blocks."""
     if shape.layer_scale is None and not shape.registers:
         return "vit", "layers"
     return "dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer"
 
 
 def _update_parts(model: Classifier, name: str, layer: str) -> Arrays:
-    """Return PEFT's name -> f32[L,…] of the adapter's arrays for a layer."""
+    """Return the arrays of the adapter `name` for a layer: PEFT's name of the array -> f32[L,…] for L blocks."""
     update = getattr(model.adapters[name], layer)
     parts = {end: np.asarray(getattr(update, part)[...]) for end, part in _PARTS.items() if hasattr(update, part)}
     if name == "dora":
@@ -284,7 +285,8 @@ def _update_parts(model: Classifier, name: str, layer: str) -> Arrays:
 def _classifier_tensors(model: Classifier, inputs: int) -> Arrays:
     """Return `weight` and `bias` of the classifier of transformers; {} if the head reads more than the class token.
 
-    If the classifier also reads the mean of the patches (2D `inputs`), the weights of that mean are 0.
+    `inputs` is the number of inputs of the classifier in transformers: D, or 2D if it also reads the mean of the
+    patches. The weights for this mean are then 0.
     """
     if not _reads_class_token(model):
         return {}

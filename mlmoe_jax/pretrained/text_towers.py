@@ -16,7 +16,7 @@ from mlmoe_jax.pretrained.rules.text_names import TEXT_LAYOUTS
 
 
 def load_text_tower(shape: TextShape, path: Path, tokens: np.ndarray) -> tuple[TextTower, np.ndarray]:
-    """Return a text tower that knows only the tokens of some texts, and these texts in its numbers.
+    """Return a text tower that has only the tokens of some texts, and these texts in the token numbers of this tower.
 
     The file may have the vision tower too. `tokens` i32[n,t] are the texts in numbers of the whole vocabulary. The
     tower has a table of the V tokens that occur in them, in the same order, so the returned texts i32[n,t] have numbers

@@ -30,7 +30,7 @@ def canonical(text: str) -> str:
 def lower(text: str) -> str:
     """Return a text in lower case with single spaces, as transformers' tokenizer of TIPSv2 reads it.
 
-    Each letter is changed by itself, so a sigma at the end of a word is one as in the middle.
+    Each letter is converted on its own. So a capital sigma at the end of a word becomes σ, not ς as in `str.lower`.
     """
     letters = "".join(map(str.lower, text))
     return " ".join(letters.split())
@@ -44,8 +44,9 @@ class Tokenizer:
     """A tokenizer of texts for one text tower.
 
     Args:
-      split: splits a text into the numbers of its tokens, without start, end and padding.
-      numbers: the number of a special token by its name.
+      entry: the format of the texts and the length of the text tower.
+      split: function from a text to the numbers of its tokens, without start, end and padding.
+      numbers: function from the name of a special token, such as padding, to its number.
     """
 
     def __init__(self, entry: TextEntry, split: Callable[[str], list[int]], numbers: Callable[[str], int]):
@@ -77,7 +78,7 @@ class Tokenizer:
         return len(self._split(self._change(text))) > self._room()
 
     def _room(self) -> int:
-        """Return the most tokens of a text without start and end."""
+        """Return the largest number of tokens that a text may have, without the start and the end token."""
         return self.length - len(self._start) - len(self._end)
 
 

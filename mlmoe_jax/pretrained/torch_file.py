@@ -28,7 +28,7 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 
     If the content is a dict, the tensors come from the first of its keys STATE_KEYS that has tensors, or else from the
     dict itself. Entries that are not tensors are ignored. If all names begin with `module.`, this prefix is removed.
-    Each needed storage is read once. Arrays are read-only, because arrays of one storage share its memory.
+    Only the storages of these tensors are read, each once. Arrays are read-only, because tensors may share a storage.
 
     Raises:
       Unreadable: the file has another format, or its pickle has a name that is not in the whitelist.
@@ -105,7 +105,7 @@ def _named_tensors(value: Any) -> dict[str, Tensor]:
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
-    """Return a tensor as a NumPy array on the memory of its storage; Unreadable if it exceeds that or the file."""
+    """Return a tensor as a NumPy view of its storage; Unreadable if the tensor exceeds the storage or the file."""
     if not _fits(tensor, file_size):
         raise Unreadable(f"its tensor {name[:100]!r} does not fit into its storage and the file")
     storage, shape, item = tensor.storage, tensor.shape, tensor.dtype.itemsize

@@ -72,7 +72,7 @@ class Storage(_StandIn):
 class Tensor(_StandIn):
     """A tensor as the pickle describes it. Fields other than `dtype` are unchecked and may have any type.
 
-    `offset` is the number of elements before the first one, and `strides` are in elements.
+    `offset` is the index of the tensor's first element in its storage, and `strides` are in elements, not bytes.
     """
 
     storage: Any
@@ -241,7 +241,7 @@ class _StackOfSizes:
 
 
 def _tuple_size(items: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size and depth of a tuple from those of its items; ValueError if one exceeds a limit."""
+    """Return (size, depth) of a tuple, given (size, depth) of each item; ValueError if a result exceeds its limit."""
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise ValueError("a tuple of the pickle is too large")

@@ -116,7 +116,7 @@ def backbone_fingerprint(backbone: nnx.Module) -> str:
 
 
 def _require_fitting(vectors: NameVectors, backbone: nnx.Module, config: ConfigDict) -> None:
-    """Raise UserError if the vectors of names were made for another backbone than the config has, or other weights."""
+    """Raise UserError if the vectors of names were made for another backbone, or for other weights of the backbone."""
     name, source = config.model.backbone.name, config.model.head.names
     if vectors.backbone != name:
         raise UserError(
@@ -216,7 +216,8 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return the rules (regular expression, whether it trains) for parameter paths; the first match counts.
 
-    The rules of the backbone, the adapters and the head for their frozen parameters come before `config.trainable`.
+    The backbone, the adapters and the head have rules for parameters that are always frozen. These rules come first,
+    followed by the rules in `config.trainable`.
     """
     backbone_rules = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
     adapters = active_adapters(config).values()

@@ -154,7 +154,7 @@ def restore(
     Args:
       selected: arrays or ShapeDtypeStructs with the shapes and shardings of the values for evaluation; None: not
         restored.
-      state: the same for the training state, or a dict with some of its fields; None: not restored.
+      state: arrays or ShapeDtypeStructs of the training state, or of some of its fields in a dict; None: not restored.
       step: the only checkpoint to try; None: all checkpoints.
 
     Raises:
@@ -183,7 +183,7 @@ def restore(
 
 
 def _damaged(manager: ocp.CheckpointManager, tried: list[int], steps: list[int]) -> UserError:
-    """Return the error that all tried checkpoints, of all checkpoints `steps`, are damaged."""
+    """Return the error that the checkpoints `tried` are damaged. `steps` are the steps of all checkpoints."""
     if others := ", ".join(str(each) for each in steps[::-1] if each not in tried):
         return UserError(
             f"checkpoint {tried[0]} in {manager.directory} is damaged; name another one of steps {others}, or leave "

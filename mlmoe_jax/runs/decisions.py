@@ -92,7 +92,7 @@ class Thresholds:
         return self.consistency(names, tree)(corrected) if tree else corrected
 
     def consistency(self, names: Sequence[str], tree: LabelTree) -> Consistency:
-        """Return the function that lets scores of the labels `names` agree with a tree at these thresholds."""
+        """Return the function that adjusts scores to agree with a tree of the labels `names` at these thresholds."""
         return Consistency.of(tree, self.limits(names), len(names))
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
@@ -102,8 +102,8 @@ class Thresholds:
     def used(self, config: ConfigDict, names: Sequence[str], *, replaced: bool) -> Thresholds:
         """Return the thresholds and the calibration with which a run predicts, by the config of the prediction.
 
-        Without `calibration.use`, scores are raw, and thresholds that were fitted to calibrated scores are replaced by
-        `eval.threshold`. If `replaced` is True, it replaces all thresholds.
+        If `calibration.use` is false, the result has no calibration. Thresholds that were fitted to calibrated scores
+        are then replaced by `eval.threshold`. If `replaced` is True, `eval.threshold` replaces all thresholds.
         """
         threshold = float(config.eval.threshold)
         calibration = self.calibration if config.calibration.use else {}
@@ -156,10 +156,10 @@ def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Write one threshold for all labels, unless the training is finished and has thresholds.
+    """Write one threshold for all labels to thresholds.json.
 
-    They may have been fitted or edited since. Thresholds and a calibration that were fitted before the end of the
-    training are replaced, because the scores have changed since.
+    If the training is finished, an existing file is kept, because it may have been fitted or edited after the training.
+    If not, thresholds and a calibration in the file are replaced, because training changes the scores.
     """
     replaced = (folder / THRESHOLDS).exists()
     with folder.changing_results() if replaced else contextlib.nullcontext():

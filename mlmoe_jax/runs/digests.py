@@ -1,6 +1,7 @@
 """The digests of a checkpoint: a sha256 of every file, written once all files are complete.
 
-`digests/metadata` is part of the checkpoint, which Orbax renames as its last act. `notes/metadata` is one of the files:
+The digests are in the file `digests/metadata` of the checkpoint. Orbax gives the folder of the checkpoint its final
+name after this file is written. An example, with `notes/metadata` as one of the files:
 
     {"step": 7, "files": {"notes/metadata": "<sha256>", "state/manifest.ocdbt": "<sha256>", …}}
 """
@@ -32,7 +33,7 @@ class Handler(ocp.CheckpointHandler):
         self._step = args.step
 
     def finalize(self, directory: epath.Path) -> None:
-        """Write the digests of the files beside `directory`, which Orbax has finalized."""
+        """Write the digests of all other items to `directory`. Orbax has already written their files completely."""
         checkpoint, own = Folder(directory.parent), f"{directory.name}/"
         names = [name for name in checkpoint.files() if "/" in name and not name.startswith(own)]
         files = {name: file_sha256(checkpoint / name) for name in sorted(names)}

@@ -24,7 +24,8 @@ class ImageRecord:
     Attributes:
       trained: the training images, in the order of the training split.
       evaluated: the images that the training evaluates.
-      earlier: images that the values were trained on in the run that they come from, or before the table changed.
+      earlier: images on which the values were trained before: in the run from which the training started, or in this
+        run before it was resumed.
     """
 
     trained: UInt64[np.ndarray, " n"]
@@ -37,7 +38,7 @@ class ImageRecord:
         return cls(hash_names(trained), hash_names(evaluated), hash_names(()))
 
     def after(self, other: ImageRecord) -> ImageRecord:
-        """Return this record for a training that starts from the values of the run of another record."""
+        """Return this record for a training that starts from the run with the record `other`."""
         return replace(self, earlier=np.union1d(other.trained, other.earlier))
 
     def find_trained(self, ids: Sequence[str]) -> list[str]:
@@ -55,7 +56,7 @@ class ImageRecord:
 
 
 def read_image_record(folder: RunFolder) -> ImageRecord | None:
-    """Return the record in a run folder; None if it has no record, as a shared model."""
+    """Return the record in a run folder; None if the folder has no record. A shared model never has one."""
     return folder.read_npz(IMAGES, _from_arrays) if (folder / IMAGES).exists() else None
 
 

@@ -67,7 +67,7 @@ class MetricLog:
         self._evaluated = True
 
     def write(self) -> None:
-        """Write the pending row, if there is one, unless `require` raises an error for the metrics of its step."""
+        """Write the pending row, if there is one. If `require` raises an error for its metrics, it is not written."""
         if not self._row:
             return
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
@@ -90,7 +90,7 @@ class MetricLog:
         self.folder.uploads.send()
 
     def close(self) -> None:
-        """Close the trackers, write metrics.csv and upload files a last time. If a step fails, the others still run."""
+        """Close the trackers, write metrics.csv and upload files a last time. After an error, the rest still runs."""
         with contextlib.ExitStack() as stack:
             for tracker in self.trackers:
                 stack.callback(tracker.close)

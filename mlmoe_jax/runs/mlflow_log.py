@@ -43,7 +43,8 @@ class MLflowRun:
     folder, after the last row that MLflow has: rows that it computes again are not sent again. A row or a result that
     arrives twice has the same step, time and value, and MLflow keeps one of the two.
 
-    `address` is that of a server or a database, or a local folder. Raises UserError if a new run cannot be created.
+    `address` is a local folder, or the address of a server or a database. Raises UserError if a new run cannot be
+    created.
     """
 
     def __init__(self, folder: RunFolder, address: str, config: ConfigDict):
@@ -77,7 +78,7 @@ class MLflowRun:
     def close(self, results: _Results | None = None) -> None:
         """Send the last rows and end the run: as finished, with its results and files, or as stopped without results.
 
-        A failure is logged as a warning, and so are rows that take longer than _PATIENCE.
+        This takes at most _PATIENCE seconds. A failure, or the end of this time, is logged as a warning.
         """
         self._results, self._ending = results, True
         self._wake.set()

@@ -71,7 +71,7 @@ class Run:
       values: path -> array, the trained parameters and the batch statistics.
       frozen: path -> array, the frozen parameters.
       label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
-      notes: the notes of the checkpoint, with a further entry `outdated`.
+      notes: the notes of the checkpoint, and the entry `outdated`, whether the newest checkpoint was damaged.
       scores: function from logits to the reported probabilities.
     """
 
@@ -123,7 +123,7 @@ class Run:
 
 
 def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
-    """Raise UserError if the folder has a training that was started with other frozen parameters than `parts` has."""
+    """Raise UserError if the run folder has checkpoints with other frozen parameters than `parts`."""
     if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
         _require_fingerprint(folder, parts)
 

@@ -123,9 +123,9 @@ def read_origin(folder: RunFolder) -> dict[str, Any]:
 
 
 def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
-    """Return whether a model has its scores from the names of its labels alone.
+    """Return whether a model is not trained: its head has only the vectors of its label names.
 
-    `origin` is the origin of its values, or the notes of its checkpoint.
+    `origin` is the result of `read_origin`, or the notes of a checkpoint.
     """
     return config.model.head.kind == "cosine" and origin.get("kind") == "imported"
 

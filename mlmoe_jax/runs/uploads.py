@@ -15,7 +15,7 @@ UPLOAD_SECONDS = 30.0  # between the starts of two uploads during training
 
 
 class Uploads:
-    """Background uploads of growing files, such as logs, to an object store, by `write` (name, content).
+    """Background uploads of growing files, such as logs, to an object store, by the function `write(name, content)`.
 
     Each file is uploaded as a whole, because an object store cannot append. The uploads that `offer` starts are at
     least UPLOAD_SECONDS apart, because an object store accepts about one write per second and object. Uploads run in a

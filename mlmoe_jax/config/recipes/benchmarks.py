@@ -1,4 +1,4 @@
-"""Data sets as the papers use them, the splits and metrics that select weights, and settings that follow others."""
+"""Data sets as the papers use them, selection of weights, and config keys that are functions of other keys."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
 def ema_decay(images: int) -> float:
     """Return the decay per step of an exponential moving average (EMA), as in ML-VPT's code, rounded to 7 digits.
 
-    The decay solves decay^(2 · steps per epoch) = 0.82 for a number of training images: after two epochs, the initial
-    average has the weight 82 %. Steps are counted with batches of 128, for any batch size of the training. With
-    ML-VPT's batches of 64, the weight is 82 % after one epoch.
+    `images` is the number of training images. The decay solves decay^(2 · images/128) = 0.82: after two epochs with
+    batches of 128 images, the initial average has the weight 82 %. The decay does not depend on the batch size of the
+    training. ML-VPT's batches have 64 images, so the weight is 82 % after one epoch.
     """
     return round(0.82 ** (1 / (2 * max(1, round(images / 128)))), 7)
 
@@ -36,8 +36,8 @@ def ema_decay(images: int) -> float:
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
     """Set the data set (a name in DATA_SETS), its splits and the image size in pixels, in place.
 
-    Benchmarks select weights on the test split, as their papers do. Raises UserError if the data set has no files, and
-    `root`, its folder, is not empty.
+    `root` is the folder of the data set. On a benchmark, weights are selected on the test split, as in its paper.
+    Raises UserError if `root` is given (not "") for a data set without files, such as `digits`.
     """
     if root and name not in _BENCHMARKS:
         raise UserError(f"dataset={name} has no files, so root={root} has no effect; leave one of them out")
@@ -66,7 +66,7 @@ def method_config(
     backbones: Mapping[str, str] | None = None,
     **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
-    """Return a config with a data set, a backbone and what selects the weights, and the options parsed from `arg`.
+    """Return a config with a data set, a backbone and a metric to select weights, and the options parsed from `arg`.
 
     Args:
       arg: text with the options `dataset`, `root`, `resolution`, `backbone`, `preset`, `selection` (the splits and the

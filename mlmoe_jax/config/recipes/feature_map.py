@@ -38,8 +38,8 @@ def feature_map_config(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a method that reads a feature map, and the options parsed from `arg`.
 
-    `arg` has the options of `method_config`, which describes the other arguments and errors, and the option `tune` of
-    `tune_backbone`, whose default is `tune`.
+    `arg` has the options of `method_config` and the option `tune`, described in `tune_backbone`. The argument `tune` is
+    the default of this option. `method_config` describes all other arguments, and the errors.
     """
     common = {"dataset": dataset, "backbone": backbone, "resolution": resolution, "presets": presets}
     config, options = method_config(arg, **common, tune=replace(TUNE, default=tune), **further)
@@ -53,7 +53,8 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
     """Set `config.trainable`, in place, so that the backbone is fine-tuned or frozen.
 
     Args:
-      tune: "yes", "no" or "auto", which fine-tunes a CNN and freezes a ViT, also if the backbone changes later.
+      tune: "yes" fine-tunes the backbone, "no" freezes it, and "auto" fine-tunes a CNN and freezes a ViT. If the config
+        gets another backbone later, "auto" follows it.
       frozen: rules (regular expression, False) for the parts of a fine-tuned backbone that stay frozen.
     """
 
@@ -64,7 +65,10 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
 
 
 def train_batch_norm(config: ConfigDict, tune: str) -> None:
-    """Make the backbone's batch normalization, if it has one, trainable if `tune_backbone` fine-tunes it; in place."""
+    """Make the backbone's batch normalization trainable if `tune_backbone` fine-tunes the backbone, or else frozen.
+
+    The config is modified. A backbone without batch normalization gets "frozen", which has no effect on it.
+    """
 
     def mode(name: str) -> str:
         present = catalog.entry(name).shape.batch_norm_rule is not None
@@ -102,7 +106,8 @@ def use_q2l(config: ConfigDict) -> None:
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
     """Set the head of DR-MoE or of a related method, in place.
 
-    The presets are "recommended" and "literal" (DR-MoE), "static" (the ablation of DR-MoE) and "hsq" (the rebuilt HSQ).
+    The presets are "recommended" and "literal" (DR-MoE), "static" (the ablation of DR-MoE), and "hsq" (a reconstruction
+    of HSQ, Hybrid Sharing Query, which has no published code).
     """
     config.model.head.kind = "routed_experts"
     config.model.head.routing.update(SETTINGS[preset])

@@ -67,7 +67,7 @@ def prompt_tuning_config(
 
 
 def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
-    """Set the training and the evaluation of the ML-VPT paper's comparison on all data sets other than `digits`."""
+    """Set training and evaluation for a data set other than `digits`, by the options `preset` and `dataset`."""
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
     config.data.truncated, config.data.exif = "read", "ignore"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
@@ -83,7 +83,8 @@ def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
 def prompts_config(arg: str, **further: Any) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with prompts and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
-    `arg` has its options and `prompts` (their number), `dropout`, `pool`, and the options in `further`.
+    `arg` has the options of `prompt_tuning_config`, the options in `further`, `prompts` (the number of prompts per
+    block), `dropout` (`model.prompts.dropout`) and `pool` (`model.head.pool`).
     """
     config, options = prompt_tuning_config(
         arg,
@@ -105,8 +106,8 @@ def prompts_config(arg: str, **further: Any) -> tuple[ConfigDict, ConfigDict]:
 def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
     """Return a config with an adapter and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
-    `arg` has its options, `pool`, `prompts` (the number of deep prompts in addition to the adapter), and the settings
-    of the adapter `name`.
+    `arg` has the options of `prompt_tuning_config`, `pool` (`model.head.pool`), `prompts` (the number of deep prompts
+    per block in addition to the adapter), and the settings of the adapter `name`.
     """
     own = ADAPTERS.component(name).keys
     prompts = option("model.prompts.count", default=0, doc="Deep prompts per block in addition; 0 is none.")
@@ -131,9 +132,9 @@ def published_normalization(backbone: str) -> str:
 
 
 def published_rate(dataset: str, backbone: str, resolution: int) -> float:
-    """Return the learning rate in the authors' config: 1e-4 or 5e-4, while the paper says 5e-4.
+    """Return the learning rate in the config of ML-VPT's code: 1e-4 or 5e-4. The paper says 5e-4.
 
-    DINOv3-B gets the learning rate of DINOv2-B.
+    DINOv3-B gets the learning rate of DINOv2-B. `resolution` is the side of the images in pixels.
     """
     slow = {
         "coco2014": backbone in ("dinov2_vitb14", "dinov3_vitb16"),

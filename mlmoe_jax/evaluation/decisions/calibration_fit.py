@@ -113,8 +113,9 @@ class Posterior:
     """The posterior distributions of the scale and the offset of K labels.
 
     In the normal prior, which is equal for all labels, the two parameters are independent. Its mean is `center`,
-    f64[2], and its variance is `spread`, f64[2]. The logits of the raw scores are f64[K,N]. `positive`, [K,N], says
-    whether a label is present, or is the share of its presence. `valid`, bool[K,N], says whether a label is known.
+    f64[2], and its variance is `spread`, f64[2]. The logits of the raw scores are f64[K,N]. `positive`, [K,N], is
+    1 if a label is present and 0 if it is absent; it may also be a fraction. `valid`, bool[K,N], is True if a label is
+    known.
     """
 
     logits: Floats

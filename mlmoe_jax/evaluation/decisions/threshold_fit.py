@@ -24,8 +24,10 @@ LEAST_OWN_POSITIVES = 10
 def split_to_fit(config: ConfigDict, *, trained: bool = True) -> str:
     """Return the name of the split on which thresholds and calibrations are fitted.
 
-    A warning is logged if it is the training split of a `trained` model; see `shared_model.is_untrained`. Raises
-    UserError if the run has no such split, or it is one of `data.test_splits`, whose metrics are reported.
+    It is `thresholds.split`. If this key is "", it is the validation split, or with `train.fit=logistic` the training
+    split with out-of-fold scores. A warning is logged if it is the training split, unless `trained` is False: the
+    scores of an untrained model are not better there. Raises UserError if there is no such split, or if it is one of
+    `data.test_splits`.
     """
     default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
     split = config.thresholds.split or default
@@ -95,7 +97,11 @@ def _level(settings: ConfigDict) -> dict[str, float]:
 
 
 def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Floats, Bools]:
-    """Return the thresholds f64[K], and which labels share one, bool[K]: those with fewer than `least` positives."""
+    """Return the thresholds f64[K], and which labels share one threshold, bool[K].
+
+    With one threshold per label, labels with fewer than `least` positives share one. With `settings.per` "global", all
+    thresholds are equal, and the flags are False.
+    """
 
     def search(labels: Bools, per: str) -> Floats:
         scores, positive, valid = (x[:, labels] for x in (entries.scores, entries.positive, entries.valid))

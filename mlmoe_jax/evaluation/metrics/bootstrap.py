@@ -24,8 +24,8 @@ RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
     """Yield resamples as f32[N,R'], R' ≤ RESAMPLES_AT_ONCE: how many times each resample contains each image.
 
-    There are R = `resamples` in total, of N = `images` images. Equal seeds give equal resamples. Two runs that are
-    evaluated on equal resamples can be compared pairwise.
+    N is `images`. In total, `resamples` resamples are yielded. Equal seeds give equal resamples, so the metrics of two
+    runs can be compared resample by resample.
     """
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, RESAMPLES_AT_ONCE):
@@ -99,10 +99,11 @@ def standard_interval(value: float, values: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The valid images of one class by decreasing score, divided into J segments, each up to the score of a positive.
+    """The valid images of one class by decreasing score, divided into J segments.
 
-    Images with equal scores are in one segment. The attributes are sparse f32[J,N], 1 for the images, or the positive
-    images, of a segment; None without positives.
+    A segment ends after each score that a positive has, so images with equal scores are in one segment. Both attributes
+    are sparse f32[J,N]. `images` is 1 for the images of a segment, and `positives` for its positive images. Both are
+    None for a class without positives.
     """
 
     images: csr_matrix | None

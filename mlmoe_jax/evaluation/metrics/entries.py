@@ -1,4 +1,4 @@
-"""The scores of a split with the truth, and what several metrics compute from them, each once."""
+"""The scores and the true labels of a split, and intermediate results that several metrics share, computed once."""
 
 from __future__ import annotations
 

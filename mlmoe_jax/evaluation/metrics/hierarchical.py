@@ -1,7 +1,8 @@
-"""Precision, recall and F1 over a tree of labels, if there is one.
+"""Hierarchical precision, recall and F1, for data sets with a tree of labels.
 
 Sources: S. Kiritchenko, S. Matwin, R. Nock and A. F. Famili, "Learning and evaluation in the presence of class
-hierarchies: application to text categorization", Canadian AI 2006; without a root, which all labels would share.
+hierarchies: application to text categorization", Canadian AI 2006. Here the tree has no root node that all
+labels would imply.
 """
 
 from ml_collections import ConfigDict

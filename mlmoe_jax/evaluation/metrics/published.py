@@ -9,7 +9,7 @@ definitions, which differ between papers, so comparisons with a published table 
 | predicted if | score ≥ prior-matched threshold | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
 | class without positives | mAP is nan, left out of CR | mAP, CR, CF1 are nan | same as q2l | counts 0 | left out |
 | class without predictions | left out of CP | P at least 1, also in OP | same as q2l | counts 0 | left out |
-| top 3 | exactly 3 | of 3, those ≥ 0.5 | of 3, those ≥ 0.5 | none | none |
+| top 3 | exactly 3 | at most 3, all ≥ 0.5 | at most 3, all ≥ 0.5 | none | none |
 | difficult labels | negative | negative | left out of AP, else negative | negative | negative |
 
 CF1 is the harmonic mean of CP and CR, CF1_mean the mean over classes of F1, for all papers. Unknown labels, which none
@@ -19,9 +19,10 @@ mlvpt: `sl_mAP_cf1_of1` of its repository (4fd40e4), which prints the numbers of
   the floor(r · N) images that score highest, r its share of the training images; if that is 0, an index wraps around
   and *all* images are predicted. The thresholds depend on the evaluated scores (transductive). The top-3 metrics are
   printed, but not in the tables.
-q2l: mAP is `voc_mAP` of its repository (55eb050), from SSGRL. The code of any other column is not public; these columns
-  follow ML-GCN here, whose table they extend. Their top 3 must have a minimum: the OF1 of 78.3 printed for
-  ResNet-101 at 576 pixels is above 76.7, the maximum for exactly three labels per image on COCO's val2014.
+q2l: mAP is `voc_mAP` of its repository (55eb050), from SSGRL. The code of all other metrics in Q2L's tables is not
+  public. They follow ML-GCN here, because Q2L extends ML-GCN's table. The top 3 must have a minimum score: the OF1 of
+  78.3 printed for ResNet-101 at 576 pixels is above 76.7, the maximum for exactly three labels per image on COCO's
+  val2014.
 mlgcn: `AveragePrecisionMeter` of its repository (5517d6f), also ADD-GCN's. Without positives it divides by zero and
   stops. The affected metrics are nan here.
 asl: `mAP` and `validate_multi` of its repository (8c9e0bd), also ML-Decoder's. The code prints CF1_mean under the name

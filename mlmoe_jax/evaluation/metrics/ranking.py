@@ -61,7 +61,7 @@ class Ranking:
 
 
 def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
-    """Return the ranking of positives f[P] of one class among its negatives, in one or several arrays f[n]."""
+    """Return the ranking of one class. Scores: `positives` f[P], and `negatives` in one or several arrays f[n]."""
     positives = np.sort(positives)
     hits = positives.size - np.searchsorted(positives, positives)
     above, level, total = np.zeros_like(hits), np.zeros_like(hits), 0

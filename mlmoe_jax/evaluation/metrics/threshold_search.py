@@ -112,7 +112,7 @@ def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
 
 
 def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float) -> Floats:
-    """Return the thresholds of `best_thresholds` per column, f64[K]. Entries to ignore have score −1, no positive."""
+    """Return the thresholds of `best_thresholds` per column, f64[K]. Ignored entries have score −1 and are negative."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)

@@ -51,7 +51,7 @@ def _hugging_face_resnet() -> Rules:
 
 
 def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> Rules:
-    """Return the rules of a ConvNeXt block, without its layer scale; `names` as `layers` of `_convnext`."""
+    """Return the rules of a ConvNeXt block without its layer scale. `_convnext` describes `names` as `layers`."""
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),

@@ -26,7 +26,8 @@ def attention_rules(pattern: str, target: str) -> Rules:
 def transformer_rules(pattern: str, target: str, **attentions: str) -> Rules:
     """Return the rules of the layers of a torch.nn.TransformerEncoder or TransformerDecoder.
 
-    `pattern` is the regex of its name, and `attentions` have our name of each attention by its name there.
+    `pattern` is the regex of the module's name, and `target` its parameter path. `attentions` maps PyTorch's name of
+    each attention layer to the name in this package.
     """
     pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
@@ -74,7 +75,7 @@ _INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4
 
 
 def sequential_resnet_rules() -> Rules:
-    """Return the rules of a ResNet with the layers of torchvision, named as there or by their index in a Sequential."""
+    """Return the rules of a ResNet whose layers have torchvision's names, or their index in a torch.nn.Sequential."""
     rules = []
     for rule in torchvision_resnet_rules():
         name, rest = rule.pattern.split(r"\.", 1)

@@ -25,7 +25,7 @@ def _ml_vpt(backbone: Rules) -> Rules:
 
 
 def _routed_classifier(pattern: str, target: str) -> Rules:
-    """Return the rules of the gate and the classifier of one group of experts, `target` in the head."""
+    """Return the rules of the gate and the classifier of one group of experts, which is at the path head/`target`."""
     return (
         # Row e·K + k of a gate is entry [e,k] of [M,K].
         Rule(rf"{pattern}_gate\.W", f"head/{target}/gate/kernel", label_rows, reshape=True),
@@ -64,9 +64,10 @@ def vpt_rules() -> Rules:
 
 
 def _key_values(attention: str) -> Rules:
-    """Return the rules of E2VPT's prompt keys and values. They share one tensor per block, or each has its own.
+    """Return the rules of E2VPT's prompts for the keys and the values of an attention layer.
 
-    `attention` is the regex of the attention layer's name, with the block as its group.
+    A file has one tensor per block for both, or two tensors: one for the keys and one for the values. `attention` is
+    the regex of the attention layer's name, with the index of the block as its group.
     """
     name = rf"{attention}\.deep_QKV_embeddings"
     keys = Rule(
@@ -102,8 +103,8 @@ def _layouts(
 
     Args:
       end: the end of the names of the layouts.
-      prefix: prefix of all names of the encoder, except the names of its head.
-      backbone: the rules of the backbone, without the prefix, as of all arguments below.
+      prefix: prefix of all names of the encoder, except the names of its head. The arguments below do not contain it.
+      backbone: the rules of the backbone.
       attention: regex of the name of an attention layer, with the block as its group.
       shallow: the rules of shallow prompts.
       marker: name of the tensor that identifies the layout of shallow prompts.
@@ -125,7 +126,7 @@ def _layouts(
 
 
 def _all_layouts(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of all encoders, with the prefix `outer`, which is "" for an encoder with its own head.
+    """Return the layouts of all encoders. `outer` is a prefix of their names; "" for an encoder with its own head.
 
     On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
     """

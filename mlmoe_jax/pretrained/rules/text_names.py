@@ -10,12 +10,12 @@ SCALE, BIAS, PROJECTION = "similarity/scale", "similarity/bias", "similarity/pro
 
 
 def as_scale(tensor: np.ndarray) -> np.ndarray:
-    """Return the scale f32[] of similarities, of which the file has the logarithm as [1] or []."""
+    """Return the scale of similarities, f32[], from its logarithm in the file, [1] or []."""
     return np.exp(tensor.astype(np.float32)).reshape(())
 
 
 def as_inverse(tensor: np.ndarray) -> np.ndarray:
-    """Return the scale f32[] of similarities, of which the file has the inverse, a temperature, as [1] or []."""
+    """Return the scale of similarities, f32[], from its inverse in the file, a temperature, [1] or []."""
     return (1 / tensor.astype(np.float32)).reshape(())
 
 

@@ -37,12 +37,13 @@ def fuse_rules(
     names: tuple[str, ...] = ("query", "key", "value"),
     target: str = r"blocks/\1/attn/qkv",
 ) -> Rules:
-    """Return the rules that concatenate separate layers, by default queries, keys and values, to one layer.
+    """Return the rules that concatenate separate layers, by default queries, keys and values, to the layer `target`.
 
     Args:
-      pattern: regex of a layer's tensors, in which PART stands for the name of the layer.
-      kernel: name of the weight.
-      to_matrix: conversion of the weight, as `to_vector` of the bias.
+      pattern: regex of a layer's tensors up to `kernel` or "bias". PART in it stands for an item of `names`.
+      kernel: the end of the name of the weight tensor.
+      to_matrix: conversion of the weight.
+      to_vector: conversion of the bias.
       names: names of the layers, in the order of concatenation.
     """
     rules = []
@@ -165,7 +166,8 @@ FLAX_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
 def _scenic() -> Rules:
     """Return the rules of the vision tower of TIPSv2 in the files for JAX.
 
-    Its two class tokens are one tensor. The position of the first is added to it.
+    One tensor of the file has two tokens: the class token and a register token. The position of the class token is
+    already added to the class token.
     """
     tokens, block = "encoder/ToTokenSequence_0", r"encoder/transformer/encoderblock_(\d+)"
     gated, gate_and_value = f"{block}/FFNSwiGluFused_0", ("Dense_0", "Dense_1")
