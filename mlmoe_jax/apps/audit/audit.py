@@ -1,8 +1,8 @@
 """Judge the labels of a data set: which labels are improbable, and which images or labels contradict one another.
 
-A regularized logistic regression is fitted to the features of the frozen backbone, with cross-validation: the
-probabilities of an image are from the fit without the fold of the image. If the given value of a label (present or
-absent) is less probable than the opposite value, the audit suggests the opposite value.
+A regularized logistic regression is fitted to the features of the frozen backbone, with cross-validation. The images
+are divided into folds, and the probabilities of an image are from the fit that leaves out its fold. If the given value
+of a label (present or absent) is less probable than the opposite value, the audit suggests the opposite value.
 Shape letters: N images, K labels, S suggestions.
 """
 
@@ -42,13 +42,13 @@ TOGETHER, SUPPORT = 0.95, 20  # share and number of the images with a label that
 
 @dataclass(frozen=True)
 class Audit:
-    """The audited labels of a split, of which `split` has the readable images.
+    """The audited labels of a split. The attribute `split` has only the readable images of the split.
 
     Attributes:
       scores: f64[N,K], out-of-fold probabilities: the fit for an image does not use the image.
       similar: pairs of rows of `split` whose images have a similar appearance.
       pairs: pairs of labels (a, b): nearly all images with label a also have label b.
-      answered: the keys of the suggestions that a person has answered, which are not suggested again.
+      answered: the keys of the suggestions that a person has answered. They are not suggested again.
     """
 
     split: Split
@@ -59,7 +59,7 @@ class Audit:
 
     @cached_property
     def confidence(self) -> Float[np.ndarray, "n k"]:
-        """The out-of-fold probability of each given label value, f64[N,K]; nan for labels that cannot be judged."""
+        """The `self_confidence` of each label of each image, f64[N,K]; nan for labels that cannot be judged."""
         return np.where(self.judged, self_confidence(self.split.labels, self.scores), np.nan)
 
     @cached_property
@@ -69,7 +69,7 @@ class Audit:
 
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
-        """(row, label) of each suggested correction, i64[S,2], sorted by increasing `confidence`."""
+        """(row, label) of each unanswered suggestion, i64[S,2], sorted by increasing `confidence`."""
         found = ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
         is_open = [self.suggestion(*place).key not in self.answered for place in found.tolist()]
         return found[np.array(is_open, bool)]
@@ -86,12 +86,12 @@ class Audit:
         return [pair for pair in self.similar if self.differences(*pair)]
 
     def differences(self, row: int, other: int) -> list[int]:
-        """Return the indices of the labels that are positive in one of two images and negative in the other."""
+        """Return the indices of the labels that are positive in one of the two images and negative in the other one."""
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
     def suggestion(self, row: int, label: int) -> Suggestion:
-        """Return the suggestion for an image and a label, without an answer."""
+        """Return the unanswered suggestion for the image `row` and the label `label`, an index."""
         split = self.split
         codes = int(split.labels[row, label]), POSITIVE if self.is_missing(row, label) else NEGATIVE
         return Suggestion.of(split.ids[row], split.classes[label], codes, self.confidence[row, label])
@@ -102,7 +102,7 @@ class Audit:
 
 
 def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
-    """Return (row, label) of entries that are not nan, by increasing confidence; equal ones keep their order."""
+    """Return (row, label) of the entries that are not nan, by increasing confidence. Ties keep their order."""
     order = np.argsort(confidence, axis=None, kind="stable")[: int((~np.isnan(confidence)).sum())]
     return np.stack(np.unravel_index(order, confidence.shape), axis=1)
 
@@ -174,6 +174,6 @@ def fold_units(split: Split) -> str:
 
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
-    """Return the readable images of a split, and backbone features f32[n,D]; `config` is from `probe_config`."""
+    """Return a split with only its readable images, and their features f32[n,D]; `config` is from `probe_config`."""
     features, read = FeatureExtractor.from_config(config, len(split.classes)).cached(split).features.readable()
     return split.take(np.flatnonzero(read), split.name), features

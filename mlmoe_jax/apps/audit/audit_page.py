@@ -33,9 +33,9 @@ def audit_page(audit: Audit, config: ConfigDict) -> str:
 def _cards(name: str, title: str, audit: Audit, labels: Iterable[tuple[int, dict[int, str]]], **settings) -> Widget:
     """Return a widget with one card per image: the image, and the outcome and probability of each listed label.
 
-    The name of the widget is `name` after "cards-", and `title` its alternative text. `labels` are pairs of the row of
-    an image, and a dict from label index to outcome, a key of `_WORDS`. `settings` are further entries of the data,
-    such as `filter`.
+    The widget has the name `cards-NAME`, and `title` is its alternative text. `labels` has one pair per image: its row,
+    and a dict from label index to outcome, a key of `_WORDS`. `settings` are further entries of `Widget.data`, such as
+    `filter`.
     """
     names, cards = audit.split.classes, []
     for row, outcomes in labels:

@@ -29,8 +29,8 @@ def image_quality(confidence: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n
     """Return the label quality of each image, an exponential moving average of its `self_confidence`.
 
     With the scores in decreasing order s_1 ≥ s_2 ≥ …, the average is e_1 = s_1, e_t = a·s_t + (1 − a)·e_{t−1}, where a
-    = WEIGHT. The quality is the last e_t, so the lowest score has the weight a. Scores of nan are left out; if all are,
-    it is nan.
+    = WEIGHT. The quality is the last e_t, so the lowest score has the weight a. Scores of nan are left out. If all
+    scores of an image are nan, its quality is nan.
     """
     descending = -np.sort(-confidence, axis=1)  # nan is last
     quality = descending[:, 0]

@@ -34,8 +34,9 @@ _EDITOR_FILES = (".~lock.{}#", "~${}", ".{}.swp", ".#{}")
 def audit_data(config: ConfigDict, output: str) -> Outcome:
     """Audit the whole training split, write the page and the CSV to the folder `output`, and return a summary.
 
-    If `output` is "", the folder is AUDIT_FOLDER. What a person has written into the CSV of an earlier audit is kept,
-    also while this audit runs. Raises UserError if the data cannot be opened or no label can be judged.
+    If `output` is "", the folder is AUDIT_FOLDER. Rows that a person has edited in the CSV of an earlier audit are
+    kept, also if they are edited while this audit runs. Raises UserError if the data cannot be opened or no label can
+    be judged.
     """
     folder = Folder(output or AUDIT_FOLDER)
     folder.require_creatable()
@@ -58,7 +59,8 @@ def audit_data(config: ConfigDict, output: str) -> Outcome:
 def _write_suggestions(folder: Folder, audit: Audit, applied: Sequence[str]) -> epath.Path:
     """Write the table of suggestions to a folder, with the rows that a person has edited, and return its path.
 
-    If an earlier CSV cannot be read, or an editor has it open and would overwrite this one, the path is a new one.
+    The edited rows are from `read_edited`. If an earlier CSV cannot be read or is open in an editor, the table is
+    written to a file with a new name.
     """
     path, kept, strict = folder / SUGGESTIONS, [], True
 
@@ -87,10 +89,11 @@ def _refuse_open(folder: Folder) -> None:
 
 
 def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list[Suggestion]:
-    """Return the rows that a person has edited, of all CSV files of suggestions in a folder and of the files `applied`.
+    """Return the rows that a person has edited, from all CSV files of suggestions in a folder and from `applied`.
 
-    A suggestion that two files answer is one row if the answers are equal. Otherwise both rows stay, which
-    `correct_labels` refuses. An invalid file raises UserError if `strict`; otherwise it is left out.
+    `applied` are the paths of further CSV files. If two files give equal answers to a suggestion, the result has one
+    row for it. If the answers differ, it has both rows, and `correct_labels` refuses them. An invalid file raises
+    UserError if `strict`; otherwise it is left out.
     """
     rows, answered = {}, set()  # content of a row -> the row, because two files may have it; keys, also with answers
     for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
@@ -103,7 +106,7 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
 
 
 def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
-    """Return suggestions, then the rows `kept` that a person has edited, in the format of `data.corrections`."""
+    """Return a table for `data.corrections`: new suggestions, then the rows `kept` that a person has edited."""
     columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
     known = {row.key for row in kept}
     suggested = (audit.suggestion(*place) for place in audit.suggestions.tolist())
@@ -115,8 +118,8 @@ def audit_document(audit: Audit) -> dict[str, Any]:
     """Return the content of the audit as a dict that can be written as JSON.
 
     Keys: `split`, `images` (number), `missing` and `superfluous` (numbers of suggestions that add or remove a label),
-    `suggestions`, `similar_images_with_other_labels` (pairs of ids), `together` (pairs of labels with their share), and
-    `not_judged` (names of labels).
+    `suggestions`, `similar_images_with_other_labels` (pairs of ids), `together` (pairs of labels, with the share of the
+    images with the first label that also have the second), and `not_judged` (names of labels).
     """
     split, names = audit.split, audit.split.classes
     missing = sum(audit.is_missing(row, label) for row, label in audit.suggestions.tolist())

@@ -44,8 +44,8 @@ class Command:
       example: the arguments of the example in the help text.
       needs: the names of the required flags, keys of `flags.FLAGS`.
       flags: the names of the optional flags, keys of `flags.FLAGS`.
-      stages: the stages that the command runs, names in `runtime.stages.STAGES`. It says which of the given config keys
-        none of them reads. () means that the command accepts no `--config.KEY=VALUE`.
+      stages: the stages that the command runs, names in `runtime.stages.STAGES`. A given config key that no stage reads
+        causes a warning. () means that the command accepts no `--config.KEY=VALUE`.
       together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
       options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
     """
@@ -98,7 +98,8 @@ def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str) -> None
 def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) -> None:
     """Log a warning about each key of the command line that no stage of `mode` reads.
 
-    Raises UserError if a key cannot be set for a trained model, and the model of the command is `trained`.
+    `trained` is whether the command uses a trained model. If so, a key that cannot be set for a trained model raises
+    UserError.
     """
     from mlmoe_jax.config import find_unread, require_changeable
 
@@ -144,7 +145,8 @@ def _open_model(location: str) -> RunFolder:
 def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()) -> tuple[ConfigDict, RunFolder]:
     """Return the config and the folder of a training that starts or resumes.
 
-    Without --workdir, the name of the folder is made from the config, the overrides, the mode and the sweep.
+    Without --workdir, the name of the folder is made from the config, the overrides, the mode and `sweep`, the values
+    of the flag --sweep.
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config
@@ -421,9 +423,10 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
-    """Return a function that opens the model of a run folder or of label names, and the default folder of its output.
+    """Return a function that opens the model of `mlmoe predict`, and the default folder of the output.
 
-    Raises UserError unless exactly one of both is given.
+    The model is in the run folder --workdir, or is made from the label names in --names. Raises UserError unless
+    exactly one of these two flags is given.
     """
     from functools import partial
 

@@ -1,6 +1,6 @@
 """Variables of the environment that glibc and XLA read when a process starts.
 
-This module imports no library, because the program that calls it starts twice.
+This module imports no library, because `use_large_pages` may restart the program, which would import it twice.
 """
 
 import os
@@ -21,17 +21,17 @@ WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
 
 
 def set_environment() -> None:
-    """Set both variables for this process and those that it starts. It may start again: see `use_large_pages`."""
+    """Set XLA_FLAGS, and restart this process with GLIBC_TUNABLES under the conditions of `use_large_pages`."""
     os.environ[FLAGS] = add_wide_vectors(os.environ.get(FLAGS, ""))
     use_large_pages()
 
 
 def add_wide_vectors(flags: str) -> str:
-    """Return XLA_FLAGS, with which XLA uses vectors of 512 bits on a CPU that has them, instead of 256 on each CPU.
+    """Return `flags` and a flag with which XLA uses vectors of 512 bits, instead of 256, on a CPU that has them.
 
-    GELU, normalizations and depthwise convolutions depend on it, but matmuls do not. All gradients of ConvNeXt-T take
-    0.8 of the time, and a training step of DR-MoE on ResNet-101 takes 0.92. Flags that set the width are returned
-    unchanged. XLA reads the variable at its first program.
+    `flags` is the value of XLA_FLAGS, which XLA reads at its first program. Flags that already set the width are
+    returned unchanged. Wide vectors speed up GELU, normalizations and depthwise convolutions, but not matmuls. All
+    gradients of ConvNeXt-T take 0.8 of the time, and a training step of DR-MoE on ResNet-101 takes 0.92.
     """
     return flags if WIDE_VECTORS.split("=")[0] in flags else f"{flags} {WIDE_VECTORS}".strip()
 
@@ -40,9 +40,12 @@ def use_large_pages() -> None:
     """Restart this process with transparent huge pages for large arrays, if the system provides them only on request.
 
     On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of a
-    training step can be page faults. Blocks of 16 MiB or more also return when they are freed. Otherwise, malloc keeps
-    blocks of up to 32 MiB, of which matmuls in bfloat16 free many. The end of the heap returns if 64 MiB of it are
-    free, as by default. Where only the first threshold is set, glibc takes 128 KiB instead.
+    training step can be page faults.
+
+    GLIBC_TUNABLES also sets two thresholds of malloc. A freed block of at least 16 MiB is returned to the system. By
+    default, malloc keeps freed blocks of up to 32 MiB, and matmuls in bfloat16 free many such blocks. The end of the
+    heap is returned if 64 MiB of it are free. This is the default, but glibc uses 128 KiB if only the first threshold
+    is set.
 
     The restart is needed because glibc reads the environment variable GLIBC_TUNABLES only when a process starts. Worker
     processes inherit the variable. Nothing happens if GLIBC_TUNABLES is set already, or in a notebook or a debugger.

@@ -191,7 +191,7 @@ def _require_once(words: Sequence[str]) -> None:
 def _require_known(words: Sequence[str]) -> None:
     """Raise UserError if the command does not have a flag.
 
-    argparse would ask for a required flag first, even if it is only misspelled.
+    Without this check, argparse would report a misspelled required flag as missing.
     """
     if words[0] not in COMMANDS:
         return

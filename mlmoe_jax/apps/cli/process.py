@@ -1,7 +1,8 @@
 """The process of a command: its job, exit code and output, and the messages of libraries.
 
-A process of a job that fails exits at once, since no process can continue alone; JAX then ends all of them. Libraries
-print tracebacks and warnings about errors that they also raise, which are reported in one sentence here.
+In a multi-process job, a process that fails exits at once, since no process can continue alone. JAX then ends all
+processes. Some libraries raise an error and also print it as a traceback or warning. Such messages are suppressed, and
+the error is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -66,11 +67,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:
-    """Call `work` and return its exit code, in a multi-process job after connecting to the other processes.
+    """Call `work` and return its exit code.
 
-    If `work` fails in a process of a job, the process prints the reason and exits here.
-
-    If not `together`, only the first process of the job calls `work`.
+    In a multi-process job, all processes connect and call `work` if `together`. A process in which `work` fails prints
+    the reason and exits here. If not `together`, only the first process calls `work`, without connecting.
     """
     job = distributed.find_job(os.environ)
     if job is None:
@@ -121,7 +121,7 @@ def explain(error: BaseException) -> int | None:
 # ------------------------------------------------------------------------------------------------------------ warnings
 @contextlib.contextmanager
 def warnings_printed() -> Iterator[None]:
-    """Print warnings that this package logs to stderr as `warning: …` while the context is active.
+    """While the context is active, print the warnings that this package logs to stderr, as `warning: …`.
 
     In a multi-process job, only the first process prints.
     """
@@ -140,9 +140,8 @@ def warnings_printed() -> Iterator[None]:
 def results_only_from(first: bool) -> None:
     """Reserve standard output for the results of the first process.
 
-    Everything that C++ libraries write to standard output goes to stderr instead.
-
-    Processes that are not the `first` discard their results.
+    Everything that C++ libraries write to standard output goes to stderr instead. `first` is whether this is the first
+    process. All other processes discard their results.
     """
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
@@ -171,8 +170,8 @@ def discard_output() -> None:
 def quiet_libraries() -> None:
     """Suppress messages of libraries about errors that they also raise, and about errors without consequences.
 
-    The setting lasts until the process ends. An example without consequences is an unreadable or unwritable
-    compilation cache: JAX then compiles the program again.
+    The setting lasts until the process ends. For example, an unreadable or unwritable compilation cache has no
+    consequences, because JAX compiles the program again.
     """
     sys.unraisablehook = ignore_leftovers(sys.unraisablehook)
     # The tracker removes what a killed worker has left, and says so.
@@ -188,7 +187,8 @@ def ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
 
     If Orbax cannot read an array, it closes its event loop and raises an exception. TensorStore continues to read other
     arrays and later notifies the closed event loop, and the coroutines that wait for these arrays never finish. A
-    KeyboardInterrupt that is lost in a callback is raised again, see `interruptible`. All other errors go to `show`.
+    KeyboardInterrupt in a callback is also ignored, because `interruptible` raises it again. All other errors go to
+    `show`.
     """
 
     def show_unless_known(what: Any) -> None:
@@ -205,7 +205,7 @@ def _is_not_unretrieved(record: logging.LogRecord) -> bool:
 
 
 def _is_not_full_disk(record: logging.LogRecord) -> bool:
-    """Return False for a log record about a full disk.
+    """Return False for a log record about a full disk, and True for all other records.
 
     A thread of Orbax logs the traceback of this error, and Orbax also raises the error.
     """

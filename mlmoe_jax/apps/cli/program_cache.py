@@ -1,8 +1,8 @@
 """The cache of compiled programs: JAX's persistent compilation cache, in the cache folder.
 
-A program is compiled once for all runs of a sweep, and for all processes that predict. Its key covers the program, the
-versions of JAX and XLA, the options of the compiler, and the devices, including the features of a CPU. Several
-processes may use the cache at once.
+A program is compiled once for all runs of a sweep, and for all processes that predict. The key in the cache covers the
+program, the versions of JAX and XLA, the options of the compiler, and the devices, including the features of a CPU.
+Several processes may use the cache at once.
 """
 
 from pathlib import Path
@@ -18,9 +18,9 @@ SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
 def cache_programs() -> None:
     """Enable JAX's persistent compilation cache, limited to MOST_BYTES on disk by removing the oldest programs.
 
-    The call has no effect if JAX already has a cache (JAX_COMPILATION_CACHE_DIR), if caching is off
-    (JAX_ENABLE_COMPILATION_CACHE=false), or in a multi-process job on GPUs, because its processes share autotuning
-    results. If the folder of the cache cannot be written, a message is printed and nothing is cached.
+    The call has no effect if JAX already has a cache (JAX_COMPILATION_CACHE_DIR), or if caching is off
+    (JAX_ENABLE_COMPILATION_CACHE=false). It also has no effect in a multi-process job on GPUs, because the processes
+    share autotuning results. If the folder of the cache cannot be written, a message is printed and nothing is cached.
     """
     import jax  # only modes that compute need it
     from jax.experimental.compilation_cache import compilation_cache

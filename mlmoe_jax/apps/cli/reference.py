@@ -72,7 +72,7 @@ def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
 
 
 def _list_conditions(name: str, entry: Key | ConfigSection) -> Iterator[str]:
-    """Yield the conditions under which a key or section has an effect, without inherited ones.
+    """Yield the conditions under which a key or section has an effect, without the conditions of its parent section.
 
     Args:
       name: the dotted name of the entry.
@@ -119,7 +119,7 @@ def describe_config(topic: str) -> str:
 
 
 def _sentence(name: str, section: ConfigSection) -> str:
-    """Return the sentence of a section, with the settings that it is for."""
+    """Return the description of a section, with the conditions under which it has an effect in parentheses."""
     conditions = list(_list_conditions(name, section)) if name else []
     return f"{section.doc.removesuffix('.')} ({'; '.join(conditions)})." if conditions else section.doc
 

@@ -82,10 +82,10 @@ def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate a jaxpr and those of called functions, and replace the operations that are keys of _SIMPLER.
+    """Evaluate a jaxpr, including the called functions, and replace the operations that are keys of _SIMPLER.
 
     For `jax.lax.platform_dependent`, the default branch is evaluated. `consts` and `arguments` are the values of
-    `jaxpr.constvars` and `jaxpr.invars`, and the result is those of `jaxpr.outvars`.
+    `jaxpr.constvars` and `jaxpr.invars`. The result has the values of `jaxpr.outvars`.
     """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
@@ -109,17 +109,17 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
 
 
 def _function_of(equation: JaxprEqn) -> str:
-    """Return the key "PRIMITIVE FUNCTION", with the called function, if it is in _SIMPLER, otherwise "PRIMITIVE"."""
+    """Return "PRIMITIVE FUNCTION", with the name of the called function, if _SIMPLER has it; else "PRIMITIVE"."""
     name, settings = equation.primitive.name, equation.params
     function = settings["call_jaxpr"].jaxpr.debug_info.func_name if name == "custom_vjp_call" else settings.get("name")
     return called if (called := f"{name} {function}") in _SIMPLER else name
 
 
 def _matmul(left: jax.Array, right: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Return the product of `left` […,m] and `right` [m,n] by `jnp.matmul`; evaluate any other dot product as traced.
+    """Return the product of `left` […,m] and `right` [m,n] by `jnp.matmul`, and any other product by `dot_general`.
 
-    The converter writes `jnp.matmul` as MatMul, which ONNX runtimes recognize as a linear layer, and `dot_general` as
-    Einsum.
+    `settings` are the parameters of the traced `dot_general`. The converter writes `jnp.matmul` as MatMul, which ONNX
+    runtimes recognize as a linear layer, but `dot_general` as Einsum.
     """
     if right.ndim == 2 and settings["dimension_numbers"] == (((left.ndim - 1,), (0,)), ((), ())):
         return jnp.matmul(left, right)
@@ -153,7 +153,10 @@ def _attend(*inputs: Any) -> jax.Array:
 
 
 def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Max-pool f32[B,H,W,C], with B and C joined, because ONNX runtimes pool over at most three axes."""
+    """Return max-pooled maps f32[B,H,W,C], with `settings`, the parameters of `reduce_window`.
+
+    B and C are joined, because ONNX runtimes pool over at most three axes.
+    """
     batch, height, width, channels = maps.shape
     planes = maps.transpose(0, 3, 1, 2).reshape(batch * channels, height, width)
     shorter = {key: value[:3] for key, value in settings.items()}

@@ -1,7 +1,8 @@
 """Export a run as a StableHLO program, or export its values as files of tensors.
 
-The program is a function of weights and images, which includes the preprocessing and returns probabilities. The tensors
-in the files are named by the parameter paths of this package, by the authors' code, or by PEFT.
+The program is a function of weights and images, which includes the preprocessing and returns probabilities. Depending
+on the format, the tensors in the files have the names of this package (parameter paths), of the authors' code, or of
+PEFT.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _WRONG = 1e-2
 
 
 def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
-    """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K], with weights as of `Run.weights`."""
+    """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K], for weights as in `Run.weights`."""
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
         prediction, _ = apply_model(run.definition, weights, {"image": image}, run.preprocess, None)
@@ -65,7 +66,7 @@ def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
     """Compare the probabilities of an exported function with the probabilities of the run, on random images.
 
     `label` maps images u8[N,H,W,3] to probabilities f32[N,K]. Return text with the largest absolute difference. Raises
-    UserError if it exceeds _WRONG.
+    UserError if this difference exceeds _WRONG.
     """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)

@@ -34,8 +34,8 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
     """Return a random sample of at most `count` images, u8[H,W,3] each, with the image size of the model.
 
     The random seed is fixed, so every export has the same sample. Unreadable images are left out. `items` are files,
-    folders and lists, as in image_list.py. If empty, the images of the training split are sampled. Raises UserError if
-    the data set cannot be opened, or there are fewer than five images.
+    folders and lists, as in image_list.py. If `items` is empty, the images of the training split are sampled. Raises
+    UserError if the data set cannot be opened, or there are fewer than five readable images.
     """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
@@ -52,7 +52,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
 
 
 def parts(images: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """Return four fifths of a sample, to calibrate the activation ranges, and the rest, to compare with the run."""
+    """Return two parts of a sample: four fifths for the calibration, and a fifth to compare program and run."""
     at = 4 * len(images) // 5
     return images[:at], images[at:]
 

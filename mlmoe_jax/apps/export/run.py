@@ -84,14 +84,15 @@ def export_run(
 
     Args:
       output: a file or a folder, depending on the format.
-      kind: a format, a key of TARGETS; None = `official` if `output` has the suffix of a checkpoint.
-      overrides: as in `Predictor.from_run`, like `checkpoint`.
+      kind: a format, a key of TARGETS; None = `official` if `output` has the suffix of a checkpoint, otherwise
+        UserError.
+      overrides, checkpoint: as in `Predictor.from_run`.
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
       merge: merge the adapters into the weights of the backbone.
-      template: a key of TEMPLATES, whose files are added to the folder of a program.
+      template: a key of TEMPLATES, whose files are added to the folder of a program; None = no such files.
       images: for a calibrated format: files, folders and lists as in image_list.py, used instead of training images.
-      count: for a calibrated format: the number of images. A fifth of the images is not used for the calibration, and
-        only to compare the program with the run.
+      count: for a calibrated format: the number of images; None = _IMAGES. A fifth of them is kept out of the
+        calibration, and used to compare the program with the run.
 
     Raises:
       UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
@@ -146,7 +147,7 @@ def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None
 
 
 def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the keys that the format requires, then `overrides`. UserError if one changes a required key."""
+    """Return (key, text) of the required keys, then `overrides`. UserError if one of these changes a required key."""
     needs = dict(target.needs)
     if not target.load:
         needs["calibration.use"] = "false"  # a file of tensors does not correct scores

@@ -44,7 +44,7 @@ class ExportTarget:
     """A format of `mlmoe export`.
 
     Attributes:
-      write: function that writes the files of an export, and returns a few words for the message.
+      write: function that writes the files of an export, and returns a few words for the line that `export_run` prints.
       load: function that loads an exported program: folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). The
         source of `load` is copied into load.py of the folder, so `load` imports all modules that it needs. None for a
         format without a program, which only stores tensors.

@@ -1,4 +1,4 @@
-"""Files that make an exported folder a model of MLflow or a Space of the Hugging Face hub; they need `load.py` only."""
+"""Files that make an exported folder an MLflow model or a Hugging Face Space. They use its load.py, not mlmoe_jax."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme
 
 
 def space_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
-    """Return the files that make an exported folder a Space (a Gradio app) of the hub, as `mlflow_files` does."""
+    """Return the files (name -> text) of a Space of the hub, a Gradio app; the arguments are as in `mlflow_files`."""
     return {
         "app.py": _source("space_app.py"),
         "requirements.txt": "\n".join(packages) + "\n",  # the Space installs Gradio itself

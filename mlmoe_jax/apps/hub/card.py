@@ -37,8 +37,9 @@ def write_card(
 ) -> str:
     """Return the text of the model card of a run, which must have results.
 
-    `folder` has the other files of the shared model, and `config` is the shared config. `license_name` is a license
-    identifier of the Hugging Face hub, such as apache-2.0; "" = not chosen.
+    `folder` has all files of the shared model except the card. `address` is the address of the model on the hub,
+    `config` the shared config, and `space` the label space. `license_name` is a license identifier of the Hugging Face
+    hub, such as apache-2.0; "" = not chosen.
     """
     files, name = RunFiles(run), address.repository.partition("/")[2]
     results = {split: entry.metrics for split, entry in files.results.items()}
@@ -74,7 +75,10 @@ def _data_set(config: ConfigDict) -> str:
 
 
 def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
-    """Return rows of a metric's name and its value in percent per split, on the main split with its 95 % interval."""
+    """Return one row per metric: its name, and its value in percent on each split.
+
+    The value on the main split is followed by its 95 % interval.
+    """
     ends = intervals(files)
 
     def cell(split: str, name: str) -> str:

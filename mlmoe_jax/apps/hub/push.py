@@ -42,7 +42,7 @@ def push(
 
     Args:
       repository: the repository on the hub, USER/NAME.
-      revision: the branch to upload to, which is created; "" = main.
+      revision: the branch to upload to, which is created if it is missing; "" = main.
       private: whether only the owner can see the repository.
       license_name: a license identifier of the hub, such as apache-2.0, for the model card; "" = not chosen.
       output: path of a new folder for the files. If it is given, nothing is uploaded.

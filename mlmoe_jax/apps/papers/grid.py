@@ -50,8 +50,8 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     """Parse the values of the flag `--sweep`, which have the form `config.KEY=v1,v2,…` or `config=NAME,NAME,…`.
 
     Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. A value gets the type of its key in
-    `config`, which has all keys. Returns key -> values; for the key METHOD ("config"), names of configs with their
-    arguments. Raises UserError if a flag is malformed, or a key is repeated.
+    `config`, which has all keys. Returns key -> values. The values of the key METHOD ("config") are names of configs
+    with their arguments. Raises UserError if a flag is malformed, or a key is repeated.
     """
     axes: dict[str, tuple] = {}
     for text in texts:
@@ -78,7 +78,10 @@ def _read_value(config: ConfigDict, key: str, text: str) -> Any:
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
-    """Return each base config with each combination of swept values, key -> values. The last key varies fastest."""
+    """Return one grid point per combination of a base config and swept values.
+
+    `axes` maps each swept key to its values. The values of the last key vary fastest.
+    """
     points = []
     for base in bases:
         for combination in itertools.product(*axes.values()):
@@ -91,7 +94,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
 
 
 def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
-    """Return one grid point per name of a config with its arguments, with the same overrides."""
+    """Return one grid point per reference, the name of a config with its arguments, with equal overrides."""
     points = []
     for reference in references:
         values, config = {METHOD: reference}, configuration.load_config(reference, overrides)
@@ -116,7 +119,7 @@ def value_text(value: Any) -> str:
 
 
 def point_name(values: dict[str, Any], config: ConfigDict) -> str:
-    """Return the folder name of a grid point, `key=value,key=value,…`, with sorted keys, see `short_name`."""
+    """Return the folder name of a grid point, `key=value,key=value,…`, with sorted keys, shortened by `short_name`."""
     named = {short_name(key, config): value_text(value) for key, value in values.items()}
     return folder_name(sorted(named.items()))
 
@@ -138,7 +141,8 @@ class GridRun(GridPoint):
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
     """Check the configs of a grid, and return its runs without results, which `train_missing` reads.
 
-    Each run has a folder below `folder`. UserError if a config cannot be trained, or a folder has a run of another one.
+    Each run has a folder below `folder`. UserError if a config cannot be trained, or a folder has a run of another
+    config.
     """
     runs = [GridRun(**vars(point), folder=folder.below(point.name)) for point in points]
     for run in runs:
@@ -157,8 +161,9 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
 def train_missing(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> int:
     """Train all unfinished runs of a grid, read their results, and return DONE, or USER_ERROR if a run failed.
 
-    If a training fails, the attribute `error` of the run is set, and the remaining runs are trained. The first process
-    calls `write`, which writes the results to `folder`, after every training and at the end, with the folder's lock.
+    If a training fails, the attribute `error` of the run is set, and the remaining runs are trained. After every
+    training and at the end, the first process holds the lock of `folder` and calls `write`, which writes the results to
+    the folder.
     """
     for number, run in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}, {run.name}"

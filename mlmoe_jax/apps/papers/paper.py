@@ -79,7 +79,10 @@ class PrintedNumber:
 
 
 def number_text(value: float | None, *, sign: str = "") -> str:
-    """Return a number with one decimal, or two if it needs them; None and nan give a dash. `sign` is as in `format`."""
+    """Return a number with one decimal, or two if it needs them; None and nan give a dash.
+
+    `sign` is the sign option of a format specification; "+" also shows the sign of positive numbers.
+    """
     if value is None or math.isnan(value):
         return DASH
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
@@ -113,8 +116,9 @@ class PublishedRow:
     """A row of a published table: the numbers of one training, or the differences between two trainings.
 
     See the columns of the CSV file in the docstring of this module. `settings` are the texts of the row, such as
-    {"method": "VPT", "resolution": "224"}, by which `--only` selects rows. `recipe` is None, or `backbone` "", if this
-    package lacks it. `subtracted` is the training whose numbers are subtracted in a row of differences; otherwise None.
+    {"method": "VPT", "resolution": "224"}, by which `--only` selects rows. `recipe` is None if this package lacks the
+    method or the backbone, and `backbone` is "" if it lacks the backbone. `subtracted` is the training whose numbers
+    are subtracted in a row of differences; otherwise None.
     """
 
     settings: Mapping[str, str]
@@ -225,7 +229,7 @@ class Paper:
         )
 
     def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:
-        """Return the number and notes of a cell; `certain`: the notes of the row and the table contain no reading."""
+        """Return the number and notes of a cell. `certain` is whether neither the row nor the table has a reading."""
         text, *notes = cell.split()
         if text == DASH:
             return PrintedNumber(None, (*notes, UNREAD), certain=False)
@@ -267,7 +271,7 @@ def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
 
 
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
-    """Return the rows that match all terms of `--only`, separated by commas; "" = all rows.
+    """Return the rows that match all terms in `only`, which are separated by commas; "" = all rows.
 
     A term is compared with `PublishedRow.names` without regard to case, and may be a pattern such as dinov2*. Raises
     UserError if no row matches.

@@ -67,7 +67,7 @@ class RowNumbers:
 
     Attributes:
       ours: column -> mean over seeds; nan if undefined. Columns without a finished run are missing.
-      spread: column -> sample standard deviation over seeds; {} for one seed.
+      spread: column -> sample standard deviation over seeds, without the columns of COSTS; {} for one seed.
       state: a remark that explains missing numbers; "" if none is missing.
       seeds: the number of finished runs, one per seed.
     """
@@ -136,7 +136,10 @@ class Measurements:
         return not changed
 
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
-        """Return a finished run's metrics on its first test split in percent, with `AP LABEL`, and its label space."""
+        """Return metrics of a finished run on its first test split (name -> percent), and its label space.
+
+        The metrics are defined by `evaluator`, and include the AP of each label with the name `AP LABEL`.
+        """
         stored = StoredRun(self._folder.below(run.name))
         scored = stored.split(stored.config.data.test_splits[0]).readable()
         space = read_label_space(stored.folder)
@@ -166,9 +169,10 @@ def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) ->
 
 # ----------------------------------------------------------------------------------------------------------- tables
 def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
-    """Return the table of published numbers, numbers of this package and differences, one line for each.
+    """Return a table with three lines per row: published numbers, numbers of this package, and differences.
 
-    The lines of differences are left out if the request uses another data set. The caveats are the notes of the table.
+    The line of differences is left out if this package has no number, or if the request sets another data set. The
+    caveats are the notes of the table.
     """
     columns, rows = request.table.columns, []
     for one in measured:
@@ -252,7 +256,7 @@ def numbers_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
 
 
 def write_tables(request: Request, measured: Sequence[RowNumbers], folder: RunFolder) -> None:
-    """Write the table to `folder` as Markdown, such as mlvpt.1.md. If it has columns of numbers, also write a CSV."""
+    """Write the table to `folder` as Markdown, such as mlvpt.1.md. If the table has columns, also write a CSV."""
     folder.write_text(f"{request.name}.md", comparison_table(request, measured).markdown())
     if request.table.columns:  # a figure may have images instead of numbers
         folder.write_text(f"{request.name}.csv", numbers_table(request, measured).csv())

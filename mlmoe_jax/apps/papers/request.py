@@ -80,13 +80,13 @@ def parse_request(
     seeds: Sequence[int] = (),
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Request:
-    """Parse the flags of `mlmoe reproduce`. UserError if a value is wrong, or an override sets a key of the table.
+    """Parse the flags of `mlmoe reproduce`. UserError if a value is wrong, or the table sets the key of an override.
 
     Args:
       table: the name of a published table, such as mlvpt.1.
       only: terms that select rows, see `filter_rows`.
       dataset: the data set for all rows; "" = the data set of each row.
-      root: a folder for all data sets, or DATASET=FOLDER,DATASET=FOLDER.
+      root: a folder for all data sets, or DATASET=FOLDER,DATASET=FOLDER; "" = `data.root` of the configs.
       overrides: pairs of config key and text, for every run.
     """
     paper, published = find_table(table, dataset)
@@ -108,7 +108,7 @@ def training_command(request: Request, run: Recipe, workdir: str) -> str:
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
-    """Return the shell commands that make the images of a figure from the trained runs, for the first seed.
+    """Return the shell commands that make the images of a figure from the trained runs of the first seed.
 
     Return [] if the table has no such commands, or if `--only` left out a run that they need.
     """

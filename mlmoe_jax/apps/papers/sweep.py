@@ -47,7 +47,7 @@ def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
 
 
 def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
-    """Write sweep.png, and sweep.csv with the unrounded fractions of one finished or failed run per row."""
+    """Write sweep.png, and sweep.csv with one row per finished or failed run and metrics as unrounded fractions."""
     metrics = dict.fromkeys((split, name) for run in runs for split, values in run.results.items() for name in values)
     rows = []
     for run in runs:
@@ -61,7 +61,7 @@ def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
 
 
 def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return a dict per run for --json: run, config, results (metrics as fractions) and error; None = missing."""
+    """Return a dict per run for --json: run, config, results (fractions; None = unfinished), error (None = none)."""
     return [
         {
             "run": run.name,

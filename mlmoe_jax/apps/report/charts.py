@@ -18,9 +18,10 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """Return the Vega-Lite specification of a chart, which refers to its data sets by name, as a dict.
+    """Return the Vega-Lite specification of a chart as a dict, including its data sets.
 
-    `data` maps these names to rows, which are added directly, because Altair would validate each row, which is slow.
+    The chart refers to data sets by name, and `data` maps these names to rows. The rows are not given to Altair, which
+    would spend much time on validating each row.
     """
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
@@ -100,7 +101,7 @@ def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
 def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> dict[str, Any]:
     """Return a chart of one curve, with both axes from 0 to 1, and, if `diagonal`, the diagonal.
 
-    `points` is f64[T,3]: x, y and an additional value for the tooltip, of which `names` are the titles.
+    `points` is f64[T,3]: x, y and a value that only the tooltip shows. `names` are the titles of these three values.
     """
     x, y, _ = names
     tooltip = [alt.Tooltip(f"{name}:Q", format=NUMBER) for name in names]
@@ -116,7 +117,10 @@ def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: boo
 
 
 def _unit_square(data: str, x: str, y: str) -> alt.Chart:
-    """Return an unmarked chart of y over x, from 0 to 100 %, with a line along x. `x` and `y` are fields and titles."""
+    """Return a chart of y over x without a mark. Both axes are from 0 to 100 %, and a line follows increasing x.
+
+    `data` is the name of the data set. `x` and `y` are names of fields, and also the titles of the axes.
+    """
     unit = alt.Scale(domain=[0, 1])
     return _chart(data).encode(
         x=alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),

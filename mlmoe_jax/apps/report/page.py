@@ -57,7 +57,7 @@ class SectionKind:
     needs: tuple[Need, ...] = ()
 
     def describe(self, files: RunFiles) -> Section:
-        """Return the section about a run, or only what is missing. UserError if a file that it needs is damaged."""
+        """Return the section; without parts if data is missing. UserError if a needed file is damaged."""
         used = [need.file for need in self.needs] or [names.CONFIG, names.METRICS, names.RESULTS]
         with damage_explained(f"one of {', '.join(used)} in {files.folder}" if used[1:] else files.folder / used[0]):
             for need in self.needs:

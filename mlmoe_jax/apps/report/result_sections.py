@@ -53,7 +53,7 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 
 def _metric_table(name: str, caption: str, meanings: Mapping[str, str], files: RunFiles) -> PageTable:
-    """Return a table of metrics, name -> definition in `meanings`, with one column per split; `name` is its id."""
+    """Return a table of the metrics in `meanings` (name -> definition), with one column per split; `name` is its id."""
     rows = [
         [[metric, meaning], *(entry.metrics.get(metric) for entry in files.results.values())]
         for metric, meaning in meanings.items()
@@ -122,7 +122,7 @@ def _in_words(comparison: Comparison, other: str) -> str:
 
 
 def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
-    """Return a bar chart of changes by decreasing difference; of more than MOST_BARS, the highest and lowest."""
+    """Return a bar chart of changes by decreasing difference; at most MOST_BARS, the highest and the lowest."""
     half, title = MOST_BARS // 2, "Difference of average precision"
     if len(changes) > MOST_BARS:
         changes = [*changes[:half], *changes[-half:]]
@@ -137,8 +137,8 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarr
     """Return the points of a precision-recall curve: recall, precision and threshold f64[T,3], by increasing threshold.
 
     Each score of a positive is a threshold. If there are more than MOST_POINTS positives, only MOST_POINTS evenly
-    spaced positives are used, including the first and the last. `ranking` has the counts for each of the P positives,
-    whose scores are f64[P].
+    spaced positives are used, including the first and the last. `positives` are the scores f64[P] of the P positives,
+    and `ranking` has the counts for each positive.
     """
     hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
     points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
@@ -166,7 +166,7 @@ def score_curves(files: RunFiles) -> list[Any]:
 
 
 def _calibration_chart(bins: Reliability) -> Chart:
-    """Return the share of positives over the mean score for bins that pool all labels, without the empty ones."""
+    """Return a chart of the share of positives over the mean score, with one point per bin that is not empty."""
     used = bins.count[0] > 0
     points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[used]
     spec = charts.unit_curve(points, ("mean score", "share of positives", "scores in the bin"), diagonal=True)

@@ -38,7 +38,7 @@ class Samples:
     Attributes:
       split: the name of the split of the images.
       grid: the numbers of rows and columns of patches in an image.
-      images: name -> content of a JPEG file. If `split` is not the main split, it precedes the name.
+      images: name -> content of a JPEG file. If `split` is not the main split, each name begins with `split`.
       codes: i8[S,K], label codes, see data/label_codes.py.
       scores: f64[S,K], probabilities as the run reports them.
       prompts: for each prompt [side, group, expert], where the side is the kind of label groups, CO or DC; None if the
@@ -122,7 +122,7 @@ class RunFiles(StoredRun):
 
     @property
     def scored(self) -> SplitScores | None:
-        """The readable images of the main split with the scores of the metrics; None without stored scores."""
+        """The readable main-split images with the scores that its metrics use; None without stored scores."""
         return self.measured_split(self.main).readable() if self.has_scores else None
 
     @property

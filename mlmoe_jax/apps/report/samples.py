@@ -37,7 +37,7 @@ def shared_data(files: RunFiles) -> dict[str, Any]:
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
-    """Return the indices of at most `most` labels of image `s`: present ones, then all others, by decreasing score."""
+    """Return at most `most` labels (indices) of image `s`: present, then other labels, each by decreasing score."""
     order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
     return [int(k) for k in order[:most]]
 

@@ -48,8 +48,8 @@ def why_rough(files: RunFiles) -> str:
 def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
     """Return metric -> (low, high): 95 % intervals on the main split, as fractions, from a bootstrap over its images.
 
-    For a large split, `resamples` is reduced to at least FEWEST. The result is {} if the run has no stored scores or
-    has more than MOST_LABELS labels.
+    For a large split, fewer than `resamples` resamples are used, but at least FEWEST. The result is {} if the run has
+    no stored scores or has more than MOST_LABELS labels.
     """
     scored = files.scored
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
@@ -146,7 +146,7 @@ def training_curves(files: RunFiles) -> list[Any]:
 def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
     """Return at most MOST_POINTS points of the value `key` in the rows of metrics.jsonl: means over consecutive rows.
 
-    The keys of a point are step (its last step), value and series (`key`).
+    The keys of a point are step (the last step of its rows), value and series (`key`).
     """
     logged = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     chunks = np.array_split(np.array(logged, np.float64), min(len(logged), MOST_POINTS)) if logged else []
@@ -173,9 +173,9 @@ def cost(files: RunFiles) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------- config
 def settings(files: RunFiles) -> list[Any]:
-    """Return tables of the changed keys of the config, of the keys with their default, and of the training's starts.
+    """Return three tables: config keys with a changed value, keys with their default, and starts of the training.
 
-    The starts are listed with the devices and library versions.
+    The last table has the time, devices and library versions of each start.
     """
     default = configuration.flatten(default_config())
     keys = [(key, repr(value), repr(default.get(key))) for key, value in configuration.flatten(files.config).items()]

@@ -34,9 +34,10 @@ _WAITS = itertools.count()  # the clock of the loop does not order them: it may 
 class LimitedConnection(H11Protocol):
     """A connection of a client.
 
-    If there are more than MOST_CONNECTIONS, one connection is closed for which the server waits: of the client with the
-    largest number of connections, the one that it waits for longest. A client that opens many connections, or sends
-    slowly, therefore takes the places of its own connections only.
+    If there are more than MOST_CONNECTIONS connections, the server closes one on which it waits for the client to send.
+    It takes the client with the largest number of connections, and of this client the connection with the longest wait.
+    Therefore, a client that opens many connections, or sends slowly, only displaces its own connections. If the server
+    waits on no connection, it closes the new one.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -81,14 +82,14 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the server waits for a request or for the rest of one."""
+        """Whether the server waits for a new request or for the rest of a request."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _watch(self) -> None:
         """Restart the timer that aborts the connection.
 
-        It leaves HEAD_SECONDS until the head of the next request has arrived or, once it has arrived,
-        _ANSWER_SECONDS until the answer is read.
+        On an idle connection, the head of the next request has HEAD_SECONDS to arrive. After the head has arrived, the
+        answer must be read within _ANSWER_SECONDS.
         """
         if self._timer:
             self._timer.cancel()

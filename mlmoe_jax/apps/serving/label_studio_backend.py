@@ -35,7 +35,7 @@ _MOST_VALUES = 300_000  # names, texts and objects of a request, and as many lis
 
 
 def add_label_studio_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of an ML backend of Label Studio below /label_studio. UserError as by `TaskImages`."""
+    """Add the routes of an ML backend of Label Studio below /label_studio. Raises UserError as `TaskImages` does."""
     predictor = service.labeler.predictor
     settings, version = predictor.run.config.serve, predictor.version
     task_images = TaskImages(settings.folder, settings.label_studio, service.limits.megabytes << 20)
@@ -69,7 +69,10 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
 async def _label(
     service: Service, task_images: TaskImages, addresses: Sequence[Any], arrived: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Return the results of images, of which as many are read and labeled at a time as a request may have."""
+    """Return the results of images, of which at most `Limits.images` are read and labeled at a time.
+
+    `arrived` is the function from `Service.admit`. It is called with the number of images of each part.
+    """
     results: list[dict[str, Any]] = []
     most = service.limits.images
     for start in range(0, len(addresses), most):
@@ -95,8 +98,8 @@ def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, A
     that contains the largest number of `labels`.
 
     Raises:
-      HTTPException: the request has another form, has no tasks or more than a limit allows, or has no Choices control
-        for an image.
+      HTTPException: the request is malformed, has no tasks or more than a limit allows, or has no Choices control for
+        an image.
     """
     # Counting takes milliseconds. Parsing would hold the interpreter for seconds, and every other request with it.
     # Numbers do not count, because they are parsed quickly.

@@ -25,11 +25,12 @@ _REPEATS, _SECONDS = 3, 0.5  # a batch size is timed at most 3 times, and for ab
 
 
 def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
-    """Return how many of n waiting images should be in the first batch, without padding, for n = 0, …, N.
+    """Return a list whose entry n is the number of images in the first batch if n images wait, for n = 0, …, N.
 
     The images are split into batches so that the total time is as short as possible. A batch is padded to one of the
-    compiled batch sizes, of which N is the largest. `seconds` maps them to measured seconds per batch. For example, on
-    a CPU, two batches of 4 and 1 images are faster than one batch of 5 images that is padded to 16.
+    compiled batch sizes, of which N is the largest. `seconds` maps each compiled batch size to the measured seconds per
+    batch. The returned numbers do not count padding. For example, on a CPU, two batches of 4 and 1 images are faster
+    than one batch of 5 images that is padded to 16.
     """
     first, total = [0], [0.0]
     for images in range(1, max(seconds) + 1):

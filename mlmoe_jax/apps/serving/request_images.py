@@ -33,8 +33,8 @@ class Limits:
       images: the largest number of images of a request; at most `queue`.
       megabytes: the largest size of a body in MiB.
       megapixels: the largest number of pixels of an image, in millions.
-      seconds: the longest time until a body has arrived, and from there until its result.
-      queue: the largest number of images in progress: decoded, waiting or labeled. More get the status 429.
+      seconds: the longest time from the head of a request until its result, including the arrival of the body.
+      queue: the largest number of images in progress: decoded, waiting or labeled. Further requests get the status 429.
     """
 
     images: int = 32

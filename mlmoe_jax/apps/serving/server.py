@@ -134,7 +134,7 @@ def serve(
     newest checkpoint is damaged and an older checkpoint was used.
 
     Args:
-      overrides: as in `Predictor.from_run`, like `checkpoint`.
+      overrides, checkpoint: as in `Predictor.from_run`.
       port: the port to listen on; 0 = any free port.
 
     Raises:

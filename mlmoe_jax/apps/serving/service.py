@@ -85,7 +85,8 @@ class Service:
 
     Attributes:
       state: STARTING, READY or STOPPING.
-      active: the places in use: one per image in progress, and one per request whose images are not known yet.
+      active: the places in use: one per image in progress, and one per complete request whose images are not counted
+        yet.
       readers: the processes that decode images.
     """
 
@@ -168,9 +169,9 @@ class Service:
     async def admit(self) -> AsyncIterator[Callable[[int], None]]:
         """Admit a request: limit its time, and reserve places for its images while the context is active.
 
-        The context yields a function `arrived`. Call it with the number of images when the whole request has arrived;
-        it reserves one place per image, in place of those that an earlier call reserved. A request that still arrives
-        has no place, so that clients that send slowly keep nobody out.
+        The context yields a function `arrived`. Call it with the number of images when the whole request has arrived.
+        The function releases the places of an earlier call, and reserves one place per image. A request that is still
+        arriving has no place, so that slow clients do not keep other clients out.
 
         Raises:
           HTTPException: the server is not ready or stops, all places are reserved, or the time limit is exceeded.
@@ -222,7 +223,10 @@ class Service:
         ]
 
     async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
-        """Decode the images of a request. The more time they take, the longer they wait for other requests."""
+        """Decode the images of a request.
+
+        The more time its decoded images took, the longer its remaining images wait behind images of other requests.
+        """
         clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
         due = clock()
 

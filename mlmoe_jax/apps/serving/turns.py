@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 
 
 class Turns:
-    """A lock that `count` tasks can hold. When one releases it, the waiting task with the least `due` takes it."""
+    """A lock that `count` tasks can hold. A released place goes to the waiting task with the least `due`."""
 
     def __init__(self, count: int):
         self._free, self._waiting, self._order = count, [], itertools.count()
 
     @contextlib.asynccontextmanager
     async def __call__(self, due: float) -> AsyncIterator[None]:
-        """Hold the lock."""
+        """Hold the lock while the context is active. `due` is a time in seconds; waiting tasks are sorted by it."""
         turn = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (due, next(self._order), turn))
         self._wake()

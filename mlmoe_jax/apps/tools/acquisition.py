@@ -65,7 +65,7 @@ def farthest_first(
     weights: Float[np.ndarray, " n"] | float = 1.0,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"]]:
-    """Choose at most N images one after another by farthest-first traversal.
+    """Choose `count` images, at most N, one after another by farthest-first traversal.
 
     The next image maximizes the product of its weight and its squared distance to the nearest center: a labeled image
     or an image chosen so far. Ties are broken by the order of the images. If there is no labeled image, the first image
@@ -102,7 +102,7 @@ def _approach(
     squares: Float32[np.ndarray, " n"],
     centers: Float32[np.ndarray, "m d"],
 ) -> None:
-    """Update the squared distances to the nearest center in place; `squares` are the squared norms of the features."""
+    """Lower the squared distances `nearest` in place for new `centers`; `squares` are squared norms of `features`."""
     gaps = features @ centers.T
     gaps *= -2
     gaps += _squared_lengths(centers)

@@ -1,6 +1,6 @@
 """`mlmoe import` of a run with vectors of further label names: a model with these labels, without training.
 
-The queries of RAM++ are exchangeable at prediction in the same way: they are computed from vectors of names.
+The queries of RAM++ can also be replaced at prediction, because they are computed from vectors of names.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from mlmoe_jax.training.initialization import OtherRun
 
 @dataclass(frozen=True)
 class RunWithNames(OtherRun):
-    """A run with further labels, by their names in `model.head.names`. The scores of its own labels do not change."""
+    """A run with further labels, with names in `model.head.names`. The scores of its trained labels do not change."""
 
     @cached_property
     def label_space(self) -> LabelSpace:
-        """The labels of the run, and then the further ones.
+        """The labels of the run, followed by the further labels.
 
-        Raises UserError if the vectors do not fit the labels of the run, or its scores of a label depend on other
-        labels.
+        Raises UserError if the vectors do not fit the labels of the run, or under the conditions of `_require_open`.
         """
         source_config, known = read_run(self.folder)
         space = known.with_names(vectors_for(self.config))
@@ -38,7 +37,7 @@ class RunWithNames(OtherRun):
 
 
 def _require_open(source: RunWithNames, space: LabelSpace, trained: ModelDef) -> None:
-    """Raise UserError unless the model has values for the further labels, and computes its labels independently.
+    """Raise UserError if the scores of a label depend on other labels, or if a new label needs trained values.
 
     `trained` is the structure of the model of the run, without the further labels.
     """

@@ -76,7 +76,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
 
 
 def _unlisted_images(splits: Sequence[Split]) -> list[str]:
-    """Return a sentence about images beside the listed images that are in no split; [] without such images."""
+    """Return a sentence about images in the folders of listed images that are in no split; [] without such images."""
     tables = [split for split in splits if any(account.unit == "row" for account in split.usage)]
     images = [split.images for split in tables if isinstance(split.images, ImageFiles)]
     unlisted = find_unlisted(files.name(row) for files in images for row in range(len(files)))

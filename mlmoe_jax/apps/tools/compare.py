@@ -182,7 +182,7 @@ def _require_same_truth(first: StoredRun, second: StoredRun, a: SplitScores, b: 
 def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int
 ) -> tuple[list[str], list[MetricChange]]:
-    """Return the names of the M metrics, and the changes of these metrics and then of the AP of the K labels.
+    """Return the names of the M metrics, and M + K changes: of the metrics, then of the AP of the K labels.
 
     `measures` compute the metrics of run a and of run b. `images` is the number of images.
     """

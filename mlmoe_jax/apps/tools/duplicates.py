@@ -49,7 +49,7 @@ class Inspection(NamedTuple):
 def inspect_images(
     split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
 ) -> Inspection:
-    """Decode the images in `rows`, i64[n], in one thread per CPU core. `advance` is called after each, for progress."""
+    """Decode the images in `rows`, i64[n], in one thread per CPU core. `advance` is called after each image."""
     readable, errors = [], {}
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), IMAGES_PER_MAP):
@@ -100,7 +100,7 @@ class Duplicates:
 
     @property
     def other_labels(self) -> int:
-        """The number of pairs with different labels."""
+        """The number of pairs whose two images have different labels."""
         return sum(not np.array_equal(self.first.labels[i], self.second.labels[j]) for i, j in self.pairs)
 
     @property
@@ -171,8 +171,8 @@ def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[
     """Return the pairs (i, j) for which the hashes first[i] and second[j] differ in at most CLOSE_BITS bits.
 
     `first` is u64[N], and `second` u64[M]. Each j is in at most one pair, with the smallest such i. Hashes of `first`
-    with fewer than PLAIN_BITS set bits are ignored. If there are more than MOST_COMPARED hashes, the result is []. If
-    both are the hashes of the `same` split, only pairs with i < j are returned.
+    with fewer than PLAIN_BITS set bits are ignored. If either array has more than MOST_COMPARED hashes, the result is
+    []. `same` is whether both arrays are the hashes of one split. If so, only pairs with i < j are returned.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
         status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")

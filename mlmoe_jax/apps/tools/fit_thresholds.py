@@ -56,9 +56,10 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 
 @contextlib.contextmanager
 def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
-    """Hold the lock of the results, from the reading of the run, which is returned, to the writing of the thresholds.
+    """Yield the run in a folder, and hold the lock of its results while the context is active.
 
-    Raises UserError if the folder has no results, or a training writes to it, whose end would replace the thresholds.
+    Write the new thresholds inside the context. Raises UserError if the folder has no results, or if a training is
+    writing to it, because the end of the training would replace the thresholds.
     """
     StoredRun(folder).require_results()
     with folder.changing_results():  # a training that starts from here on waits for the lock, see `write_fixed`
@@ -72,8 +73,8 @@ def open_split_to_fit(
 ) -> tuple[ConfigDict, SplitScores]:
     """Return the config of a run with `overrides`, pairs of key and text, and the stored scores of the split to fit on.
 
-    Raises UserError if the stage, `fit` or `calibrate`, does not read a given key, or the split to fit on has no stored
-    scores or is a test split whose metrics the run reports.
+    `stage` is `fit` or `calibrate`. Raises UserError if the stage does not read a key in `overrides`. Also raises
+    UserError if the split to fit on has no stored scores, or is a test split whose metrics the run reports.
     """
     config = run.config
     for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
@@ -95,7 +96,8 @@ def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str
     """Return a table of metrics before and after a fit, in percent, with `notes` as lines below it.
 
     `fit` is `Thresholds.source` or `Thresholds.calibration`: a dict with the keys split (name), before and after
-    (metric -> value). `document` is the value of the table in the JSON output.
+    (metric -> value). `headings` are the headings of the columns before and after. `document` is the value of the table
+    in the JSON output.
     """
     before, after = headings
     columns = [
@@ -111,7 +113,7 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
     """Return lines of text about fitted thresholds.
 
     The first has the goal of the fit and the range of the thresholds. Further lines, if any, list the labels that share
-    one threshold, and the labels that are never predicted.
+    one threshold, the labels that are always predicted, and the labels that are never predicted.
     """
     source = thresholds.source
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]

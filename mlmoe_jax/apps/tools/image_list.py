@@ -38,7 +38,7 @@ PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "moto
 
 
 class ImageList(NamedTuple):
-    """The paths of images, in order, and the accounts of the folders and patterns of which some files are not used."""
+    """The paths of images, in order, and one account for each folder or pattern of which files are left out."""
 
     paths: list[str]
     usages: list[Usage]
@@ -47,7 +47,8 @@ class ImageList(NamedTuple):
 def find_images(items: Sequence[str], *, repeats: bool = True) -> ImageList:
     """Return all images that the items of `--images` specify, and log warnings about files that are not used.
 
-    If `repeats`, an image that is named again is kept. Raises UserError if an item specifies no image.
+    If `repeats`, an image that is named again is kept; otherwise each image is in the list once. Raises UserError if an
+    item specifies no image.
     """
     paths, usages = [], []
     for item in items:
@@ -91,9 +92,9 @@ def _images_of_item(item: str, usage: Usage) -> list[str]:
 
 
 def _match(pattern: str, usage: Usage) -> list[str]:
-    """Return the sorted files that match a pattern. Folders that match are counted in `usage`.
+    """Return the sorted files that match a pattern. Folders that match are left out, and counted in `usage`.
 
-    Below **, files are found as in a folder, since the function `glob` follows links in a circle.
+    The files below a `**` are listed by `list_files`, because `glob.glob` would follow circular links.
     """
     above, deep, below = f"/{pattern}/".partition("/**/")
     if not deep:

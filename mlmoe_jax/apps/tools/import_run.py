@@ -32,9 +32,9 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
 
     The run folder can be used for evaluation, prediction and export. No image is read. With a checkpoint, the labels,
     their order and their groups are taken from the training split of `config.data`, and training can resume from step
-    0. For names, the data is not opened, and need not have labels yet; like a shared model, the run folder has the
-    values and no checkpoints. Raises UserError if `init_from` is empty or cannot be read, or the folder already holds a
-    run.
+    0. With vectors of names, the data set is not opened, and need not have labels yet. The run folder then has values
+    but no checkpoints, like a shared model. Raises UserError if `init_from` is empty or cannot be read, or the folder
+    already holds a run.
     """
     configuration.validate(config)
     if has_checkpoint(folder) or (folder / ADAPTER).exists():
@@ -72,7 +72,7 @@ def _write_untrained(
 
 
 def _find_origin(config: ConfigDict) -> Origin:
-    """Return the origin that is imported. Raises UserError unless it is a checkpoint, a run, or a whole classifier."""
+    """Return the origin to import: a checkpoint, a run, or the vectors of label names. UserError if there is none."""
     if config.init_from:
         origin = find_origin(config)
         of_names = isinstance(origin, OtherRun) and config.model.head.names

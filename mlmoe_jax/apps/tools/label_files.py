@@ -22,7 +22,8 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     """Write the labels of every split of `config.data` to `output`, a path in which {split} is the name of a split.
 
-    Raises UserError if the images are not files, or the labeling tool's format cannot represent their names.
+    `name` is a format, a key of FORMATS. Raises UserError if the images are not files, or the labeling tool's format
+    cannot represent the names of the images.
     """
     form, splits = FORMATS[name], open_whole(config)
     if len(splits) > 1 and "{split}" not in output:
@@ -55,14 +56,17 @@ def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -
 
 
 def _difficult_code(form: Format, treatment: str) -> int:
-    """Return the label code that replaces DIFFICULT in the file; DIFFICULT if the format has a mark for it."""
+    """Return the label code that replaces DIFFICULT in the file; DIFFICULT if the format has a mark for it.
+
+    Otherwise, the code is POSITIVE if `treatment` is "positive", and NEGATIVE for all other values.
+    """
     if form.holds_difficult:
         return DIFFICULT
     return POSITIVE if treatment == "positive" else NEGATIVE
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the path and the labels of each image, None if it is unlabeled; the code `difficult` replaces DIFFICULT."""
+    """Yield the path and labels (None if unlabeled) of each image. DIFFICULT is replaced by the code `difficult`."""
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
     for row, image in enumerate(images):

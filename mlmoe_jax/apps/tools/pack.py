@@ -70,8 +70,8 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
 def open_whole(config: ConfigDict) -> list[Split]:
     """Open all splits of `config.data` with all their images, and with the classes of the training split.
 
-    The images of `data.val_fraction` stay in the training split. A use of the packed data with the same config holds
-    them out again.
+    The images of `data.val_fraction` stay in the training split. If the packed data is used with an equal config, they
+    are held out again.
     """
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
@@ -100,8 +100,9 @@ def _find_complete(
 ) -> dict[str, dict[str, Any]]:
     """Return file name -> entry of the manifest for each shard in the folder that need not be written.
 
-    The images of all other shards are new or have changed. Until they are written, `manifest` does not list their
-    splits; it is changed and written if needed. If `skip_bad`, a shard may lack images that could not be read.
+    All other shards are missing, are incomplete, or have changed images. Their splits are removed from `manifest` and
+    from its file. If `skip_bad`, a shard may lack images that could not be read; otherwise such a shard is written
+    again.
     """
     entries, changed = {}, []
     for split, planned in shards.items():
@@ -140,7 +141,8 @@ def _write(
 def _read_entry(folder: Folder, shard: Shard) -> tuple[dict[str, Any] | None, list[int]]:
     """Return the manifest entry of a shard, and the positions of the images that have changed since it was written.
 
-    The entry is None if the shard is missing or incomplete. UserError if it has other images, labels or groups.
+    The entry is None if the shard is missing or incomplete. UserError if the shard was packed from a split with other
+    images, labels or groups.
     """
     if not (folder / shard.sidecar).exists():
         return None, []

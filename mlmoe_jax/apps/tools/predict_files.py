@@ -46,11 +46,11 @@ def predict_files(
     """Label images and write one row per image.
 
     Args:
-      open_predictor: is called after the images are found.
+      open_predictor: function that opens the predictor. It is called after the images are found.
       items: the values of `--images`, see image_list.py.
       target: where to write the rows, see `choose_target`.
       batch_size: approximate number of images per batch, as `most` in `Predictor.even_batch`.
-      top_k: as in `Predictor.stream`, like `gates`.
+      top_k, gates: as in `Predictor.stream`.
       select: the `method` of `select_images`, to label only the `count` images that it chooses; None = all images.
 
     Returns:
@@ -78,10 +78,10 @@ def predict_files(
 
 
 def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
-    """Return the images to label, which are equal in all processes of a job. Only the first process has the accounts.
+    """Return the images to label. Each process of a job gets all paths, but only the first process gets the accounts.
 
-    Only it has standard input. It makes and sends the list, or raises UserError, which ends the job, if there is no
-    image.
+    Only the first process has standard input. Therefore, it makes the list and sends it to all other processes. If
+    there is no image, it raises UserError, which ends the job.
     """
     found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
     return found._replace(paths=distributed.broadcast_from_first(found.paths))
@@ -102,8 +102,8 @@ def choose_target(
     Args:
       output: a path, or - for standard output. If it is None or "" and `json_lines` is False, the target is
         predictions.csv in `folder`, or selected.csv with `select`. If somebody has edited an earlier file of this name,
-        it is kept under another one.
-      json_lines: whether standard output, then the default, gets JSON lines instead of CSV.
+        it is kept under another name.
+      json_lines: if True, standard output is the default target, and it gets JSON lines instead of CSV.
       gates: whether the rows have gate weights. The default suffix is then .jsonl, as lists do not fit into CSV cells.
       form: name of the format of a labeling tool, which requires `output`; None = CSV or JSON lines.
       select: whether the rows have the ranks of selected images.
@@ -142,14 +142,15 @@ class ResultRows:
     """The format of the rows of predictions in a CSV or JSON lines file.
 
     The columns of a CSV file are image, labels (the assigned labels, see `formats.join_names`), error, and one column
-    of scores per label. With `top_k`, they are image, error, label_1, score_1, label_2, score_2, …, by decreasing
-    score. A JSON line has the keys image and error for an unreadable image, and otherwise image, labels, scores (label
-    -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores have only these
-    labels, by decreasing score.
+    of scores per label. With `top_k`, the columns are image, error, label_1, score_1, label_2, score_2, …, by
+    decreasing score. A JSON line has the keys image and error for an unreadable image, and otherwise image, labels,
+    scores (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores
+    have only the `top_k` labels with the highest scores, by decreasing score.
 
-    If labels are `ranked`, a CSV file has one more column per label, such as "rank sea", or with `top_k` label_1,
-    score_1, rank_1, …, and a JSON line has the key ranks (label -> rank). Labels are then in the order of the ranks.
-    With a selection (path of an image -> its values of SELECTION_COLUMNS), these columns or keys follow image.
+    If labels are `ranked`, a CSV file has one more column per label, such as "rank sea". With `top_k`, the columns of
+    the labels are label_1, score_1, rank_1, …. A JSON line also has the key ranks (label -> rank). Labels are then in
+    the order of the ranks. With a selection (path of an image -> its values of SELECTION_COLUMNS), SELECTION_COLUMNS
+    are columns or keys after image.
     """
 
     names: Sequence[str]

@@ -173,8 +173,8 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
 def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
     """Write prune.csv, with one row per level.
 
-    The columns are the level, the numbers of kept prompts and segments, and for each split mAP and the metric of the
-    choice.
+    The columns are the level, the numbers of kept prompts and segments, and for each split the mAP and `metric`, by
+    which the level is chosen.
     """
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]

@@ -25,7 +25,7 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 def select_images(
     predictor: Predictor, paths: Sequence[str], method: str, count: int, batch_size: int
 ) -> dict[str, dict[str, float | None]]:
-    """Choose `count` images to label next by one of `acquisition.METHODS`, from those in `paths`.
+    """Choose `count` of the images `paths` to label next. `method` is one of `acquisition.METHODS`.
 
     Repeated paths and images with labels in the data set of the run are ignored. Raises UserError if there are fewer
     than `count` readable images without labels.
@@ -64,7 +64,7 @@ def _require_images(available: int, count: int) -> None:
 def _candidates(
     predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
 ) -> tuple[list[str], Candidates]:
-    """Return the paths of the readable unlabeled images, and the candidates in the same order."""
+    """Return the paths of the N readable unlabeled images, and the candidates, whose images have this order."""
     uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
     is_read = np.isfinite(uncertainty)
     is_labeled = np.arange(len(uncertainty)) < len(labeled)
@@ -88,7 +88,7 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
 
 
 def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the sorted paths of all existing images with labels in the data set of the run, and the other `paths`.
+    """Return the sorted paths of all labeled images of the run's data set that exist, and the unlabeled `paths`.
 
     If the data set cannot be opened, all `paths` count as unlabeled.
     """

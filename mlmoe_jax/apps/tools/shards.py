@@ -83,8 +83,9 @@ class ShardWriter:
 
 
 def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
-    """Return whether an image is the one of `version`, [stamp, sha256], perhaps touched or copied since.
+    """Return whether an image has not changed since the pair `version`, [stamp, sha256], was recorded.
 
+    It has not changed if its stamp or the SHA-256 of its bytes is equal: a touched or copied file has another stamp.
     Both texts are "" if the image had no bytes.
     """
     try:
@@ -94,9 +95,10 @@ def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
 
 
 def encode_image(data: bytes, name: str, writer: ShardWriter) -> bytes:
-    """Return the bytes to store: `data`, its file, or a JPEG that is reduced to `writer.short_side`.
+    """Return the bytes to store for an image: its file `data`, or a JPEG that is reduced to `writer.short_side`.
 
-    Every image is decoded, so that a shard has only readable images. A BadImage error calls it `name`.
+    Every image is decoded, so that a shard has only readable images. The message of a BadImage error calls the image
+    `name`.
     """
     pixels = read_image(data, name=name, decoding=writer.decoding)
     height, width = pixels.shape[:2]

@@ -64,9 +64,10 @@ class StepProgram:
 
 
 class Programs:
-    """The training and evaluation steps of a config on a mesh, for `num_labels` labels; 0 = those of the data set.
+    """The training and evaluation steps of a config on a mesh.
 
-    `devices` is the number of devices of the mesh, and `state` has the shapes and shardings of the training state.
+    `num_labels` is the number of labels; 0 = the number in the data set. `devices` is the number of devices of the
+    mesh, and `state` has the shapes and shardings of the training state.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
@@ -130,7 +131,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
     """Return the memory of a device of a TPU topology in bytes, and text about the source of this number.
 
-    The number is from the compiler's error message about a program that is too large, or None if it is not in there.
+    The number is from the compiler's error message about a program that is too large; None if the message lacks it.
     """
     on_device = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=on_device)
@@ -260,7 +261,10 @@ def check_steps(
 def _examine_steps(
     programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return reports of `examine` for train and eval; with `find_batch`, for the largest training batch that fits."""
+    """Return the reports of `examine` for train and eval.
+
+    With `find_batch`, the training batch is the largest that fits; otherwise it has `train.batch_size` images.
+    """
     config, devices = programs.config, programs.devices
 
     def examine_step(name: str, program: StepProgram) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 
 
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
-    """Return a table with one row per config, and a table of modules for each, from its name -> `count_cost`."""
+    """Return a table of configs, and one of modules per config; `costs` is config name -> result of `count_cost`."""
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
     columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
     rows = [

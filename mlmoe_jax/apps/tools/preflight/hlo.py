@@ -70,7 +70,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Return the number of devices in a group from one of the forms of `replica_groups`; all `devices` without it."""
+    """Return the number of devices in a group from `replica_groups` in any of its forms; `devices` if it is missing."""
     if "source_target_pairs=" in attributes:
         return devices if "source_target_pairs={}" not in attributes else 1
     if mesh := re.search(r"replica_groups=@?\w*mesh\w*\[(.*?)\][^{]*\{(.*?)\}", attributes):
