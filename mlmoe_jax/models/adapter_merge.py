@@ -17,8 +17,8 @@ from mlmoe_jax.models.layers.recompute import LayerNorm
 def merge_adapters(model: Classifier) -> Classifier:
     """Return an equivalent model whose adapters are merged into the weights of its backbone. Prompts are not merged.
 
-    A delta is affine (`Adapter.merges`), so its values at 0 and at the identity matrix determine new weights. They are
-    computed in float32; the model must have been built with matmuls in float32.
+    A delta is affine (`Adapter.merges`), so its values at 0 and at the identity matrix determine new weights. The
+    weights are computed in float32, and the model must have been built with matmuls in float32. `model` is not changed.
 
     Raises:
       UserError: an adapter cannot be merged, or a merged layer would need a bias that it lacks.

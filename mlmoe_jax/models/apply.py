@@ -89,7 +89,10 @@ def make_eval_step(
 def make_embedding_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
-    """Return a jitted step as of `make_eval_step`, with `features` f32[B,D] in its results, see `Features.pooled`."""
+    """Return a jitted step like the step of `make_eval_step`, for a batch of images.
+
+    Its results also have `features` f32[B,D], see `Features.pooled`, and no gates.
+    """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         model = definition.merge(remove_padding({**values, **frozen}, label_axes))

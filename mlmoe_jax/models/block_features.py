@@ -23,8 +23,8 @@ def block_features(
 
     Returns:
       {block: Features} with `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. With
-      `return_attention`, the dictionary `attention` has the weights inside the block over the N patches by query,
-      averaged over heads: `patches` f32[B,N,N], and `cls` f32[B,1,N] if there is a class token.
+      `return_attention`, `Features.attention` has the attention weights inside the block over the N patches, averaged
+      over heads: `patches` f32[B,N,N] with patches as queries, and, if there is a class token, `cls` f32[B,1,N].
 
     Raises:
       ValueError: the backbone is not a ViT, a block does not exist, or a side of the images is not a multiple of the

@@ -32,7 +32,8 @@ from mlmoe_jax.runtime.setup import dtypes
 class Classifier(nnx.Module):
     """A model: a backbone, optional prompts and other adapters, and a head.
 
-    `precision` is a value of `jax.default_matmul_precision`, and `kernels` of `config.model.kernels`.
+    `precision` is a value of `jax.default_matmul_precision`, and `kernels` is a value of `config.model.kernels`.
+    `final_norm` is whether the final norm of the backbone is applied to the features that the head reads.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Classifier(nnx.Module):
         """Return multiply-adds for one image of `side` × `side` pixels, as publications count them.
 
         Returns:
-          Both counts of `BackboneShape.published_macs` for the whole model, and the part of the first that is in norms.
+          (first count, second count, multiply-adds of norms) for the whole model. The counts are as in
+          `BackboneShape.published_macs`; norms are a part of the first count.
         """
         shape = self.backbone.shape
         layers, extra, patches = shape.published_macs(side, self.prompts)
@@ -140,7 +142,7 @@ class Classifier(nnx.Module):
 
 
 def image_and_quarters(image: Float[Array, "b h w c"]) -> Float[Array, "n h w c"]:
-    """Return each image, followed by its quarters, which are resized linearly to its size: n = 5 b."""
+    """Return each image, followed by its four quarters, linearly resized to the size of the image: n = 5 b."""
     batch, height, width, channels = image.shape
     down, across = height // 2, width // 2
     quarters = image[:, : 2 * down, : 2 * across].reshape(batch, 2, down, 2, across, channels).swapaxes(2, 3)
@@ -174,7 +176,7 @@ def backbone_shape(config: ConfigDict) -> BackboneShape:
 
 
 def reads_final_norm(backbone: str, *, prompts: bool) -> bool:
-    """Return whether a head that reads `prompts`, or does not, reads features after the final norm of a backbone.
+    """Return whether a head reads features after the final norm of a backbone; `prompts`: whether it reads prompts.
 
     ML-VPT's code reads the prompts of some backbones before the final norm. VPT's code reads the class token after the
     final norm for all backbones.
@@ -183,7 +185,10 @@ def reads_final_norm(backbone: str, *, prompts: bool) -> bool:
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
-    """Build the model of a config for a label space, with random weights. UserError: adapters without a ViT."""
+    """Build the model of a config for a label space, with random weights.
+
+    Raises UserError if the config has prompts or other adapters, and the backbone is not a ViT.
+    """
     settings = config.model
     matmul_dtype, _ = dtypes(config)
     dtype = None if matmul_dtype == "float32" else jnp.dtype(matmul_dtype)

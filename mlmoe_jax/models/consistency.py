@@ -83,8 +83,8 @@ class Consistency:
     """A function from scores to scores that agree with a tree of labels at given thresholds; by default the identity.
 
     Attributes:
-      limits: f64[K], the thresholds. A label is predicted if its score is at least its threshold, never if it is
-        infinity.
+      limits: f64[K], the thresholds. A label is predicted if its score is at least its threshold. A label with the
+        threshold infinity is never predicted.
       upward: levels of the implied labels, from children to parents. The neighbors of a label imply it directly.
       downward: levels of the implying labels, from parents to children. A label implies its neighbors directly.
       groups: i64[G,M], the labels of each group of exclusive labels. Groups with fewer than M labels are padded with
@@ -101,7 +101,7 @@ class Consistency:
 
     @classmethod
     def of(cls, tree: LabelTree, limits: ArrayLike, labels: int) -> Consistency:
-        """Return the function for a tree of K = `labels` and thresholds f64[K], or one for all.
+        """Return the function for a tree of K = `labels` labels; `limits` are thresholds f64[K], or one for all labels.
 
         The threshold of an implied label is clipped to at most 1, because the label is predicted with the labels that
         imply it. The thresholds of exclusive labels, and of the labels that imply others, are raised above 0 if there

@@ -99,7 +99,7 @@ class BackboneShape(abc.ABC):
         """
 
     def layer_paths(self, layer: str) -> list[str]:
-        """Return the paths in `Deltas` of a key of `layers`: one per block, or one if the layer is outside."""
+        """Return the paths in `Deltas` of a key of `layers`: one per block, or one for a layer outside the blocks."""
         return [layer_path(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
 
     def fits(self, side: int) -> bool:
@@ -148,7 +148,7 @@ class Adapter(nnx.Module):
     """
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs):
-        """Create no parameters. The constructor of a subclass may take others if it overrides `from_config`."""
+        """Create no parameters. A subclass that overrides `from_config` may have a constructor with other arguments."""
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
@@ -168,7 +168,7 @@ class Adapter(nnx.Module):
         return NO_DELTAS
 
     def macs(self, tokens: int) -> int:
-        """Return the multiply-adds per image of the layers that are added, for blocks of `tokens`; 0 by default."""
+        """Return the multiply-adds per image that the adapter adds, for `tokens` tokens in a block; 0 by default."""
         return 0
 
     @classmethod
@@ -238,7 +238,7 @@ class Head(nnx.Module):
           config: the whole config.
           width: D of the backbone.
           space: names, groups, word vectors, order and training counts of the labels. Synthetic labels have no counts
-            and vectors.
+            and no vectors.
           dtype: type of the matmuls; None = float32.
         """
 

@@ -89,7 +89,8 @@ class LabelGates(nnx.Module):
     Args:
       bias: `used` adds a bias b[e,k] to the logit, as in the paper. `unused` allocates the bias without adding it, as
         in the authors' code. The published parameter count includes the bias.
-      owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
+      owner: the name of the axis of size `labels`. With one gate per group instead of per label, `labels` is the number
+        of groups and `owner` is `partition.PROMPT`.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 class LabelExperts(nnx.Module):
     """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
-    The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T,
-    and are applied only to the feature of label k. DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4).
+    The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T;
+    those at index k are applied only to the feature of label k. DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4).
 
     Args:
       kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so the output width O is
@@ -186,7 +187,8 @@ def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
 
 
 class Gate(nnx.Module):
-    """A network from the feature of a label to one logit per expert (G in DR-MoE): linear, or with a hidden ReLU layer.
+    """A network from the feature of a label to a logit per expert (G in DR-MoE); `hidden`: width of a ReLU layer, or
+    None.
 
     The layer of the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch
     Transformers, sec. 2.4).

@@ -1,6 +1,6 @@
 """The interface of losses, losses per element, and their reduction. `missing_labels.py` has further losses.
 
-Axes: b images, k labels. Labels are in [0, 1].
+Axes: b images, k labels; N training images. Labels are in [0, 1].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOSS_VALUES = "loss/"  # begins the paths of values with a row per training imag
 
 # ----------------------------------------------------------------------------------------------------------- interface
 class Examples(NamedTuple):
-    """The inputs of a loss besides logits, for the images of a step (`train.accumulate`: of a part) on all devices."""
+    """The inputs of a loss besides logits, for the images of a step, or a part (`train.accumulate`), on all devices."""
 
     labels: Array  # f32[B,K] in [0, 1]; 0 for unknown labels
     known: Array  # bool[B,K], whether each label is known
@@ -65,7 +65,7 @@ class Loss(abc.ABC):
 
     @classmethod
     def reads_negatives(cls, settings: ConfigDict) -> bool:
-        """Return whether unknown labels count as absent, at least some of them, with `config.loss`."""
+        """Return whether at least some unknown labels count as absent; `settings` is `config.loss`."""
         as_absent = ("negative", "selective", "auto" if cls.assumes_negatives else "")
         return settings.unknown in as_absent
 
@@ -105,7 +105,10 @@ class Loss(abc.ABC):
         return {}
 
     def track(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
-        """Return the new values {name: [B,K]}, not below the old, of the images' rows of `tracked_values`."""
+        """Return new values {name: [B,K]} for the rows of the images in `tracked_values`; {} by default.
+
+        New values must not be below the old values, which are in `examples.values`.
+        """
         return {}
 
 
@@ -185,7 +188,10 @@ def focal_loss(
 
 
 def focus(miss: Array, gamma: ArrayLike, detach: bool = False) -> Array:
-    """Return `miss` ** `gamma`, for the probability of the wrong label. Negative ones, from the clip, count as 0."""
+    """Return `miss` ** `gamma`, where `miss` is the probability of the wrong label.
+
+    A negative `miss`, which can result from the clip, counts as 0. `detach` stops the gradient.
+    """
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
     weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
     return jax.lax.stop_gradient(weight) if detach else weight

@@ -12,7 +12,7 @@ from flax import nnx
 def count_macs(jaxpr) -> int:
     """Return the multiply-adds of all dot products and convolutions in a jaxpr and its inner jaxprs.
 
-    The body of a scan is counted once per iteration, of a while loop once, and a cond as its most expensive branch.
+    A scan counts its body once per iteration, a while loop counts it once, and a cond its most expensive branch.
     """
     total = 0
     for equation in jaxpr.eqns:

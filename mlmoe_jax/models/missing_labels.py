@@ -47,7 +47,7 @@ class Hill(Loss):
 
 
 class FocalMargin(Loss):
-    """The focal loss of x − margin · [y = 1] (RL), which is SPLC without corrections."""
+    """SPLC without corrections (RL): the focal loss, where `margin` is subtracted from the logits of present labels."""
 
     assumes_negatives = True
     margin = 1.0
@@ -182,14 +182,14 @@ class IgnoreUnknown(AssumeNegative):
 
 
 class WeakAssumeNegative(AssumeNegative):
-    """WAN: negatives have the weight 1 / (K − 1)."""
+    """WAN: AN in which negatives have the weight 1 / (K − 1)."""
 
     def negative_weight(self, labels):
         return 1 / max(1, labels - 1)
 
 
 class SmoothedAssumeNegative(AssumeNegative):
-    """AN-LS: AN with the labels 1 − smoothing and smoothing."""
+    """AN-LS: AN with the labels 1 − smoothing instead of 1, and smoothing instead of 0."""
 
     smoothing = 0.1
 
@@ -262,7 +262,7 @@ class DistributionBalanced(Loss):
 
 # ------------------------------------------------------------------------------- values per training image and label
 def estimates_shape(loss: Loss) -> tuple[int, int]:
-    """Return (N, K), of an array with a value per training image and label; UserError if N·K is above MOST_VALUES."""
+    """Return (N, K), the numbers of training images and labels. Raises UserError if N·K is above MOST_VALUES."""
     images, labels = loss.training_labels().codes.shape
     if images * labels > MOST_VALUES:
         raise UserError(
@@ -312,8 +312,8 @@ class LargeLossPermanentCorrection(LargeLossCorrection):
     """LL-Cp, as the LL paper describes it: corrected labels stay known positives in all later steps.
 
     The share of corrected labels per step is `large_loss_rate` from the second epoch on. As in LL-Ct, labels with a
-    loss at or above the threshold count as present in the step; only those above it are stored. The authors' released
-    program compares the name of the method by identity and therefore runs LL-Ct.
+    loss at or above the threshold count as present in the step; only labels with a loss above it are stored. The
+    authors' released program compares the name of the method by identity and therefore runs LL-Ct.
     """
 
     keeps_values = True

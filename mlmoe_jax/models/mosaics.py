@@ -1,7 +1,7 @@
 """Mosaics of two by two training images, and the consistency of their cells with the images (SpliceMix).
 
-The formulas are those of the authors' code, for the grid 2x2. There, each run draws 1 × 2, 2 × 2 or 2 × 3 images per
-batch, blanks some images in 30 % of the batches, and on VOC the targets of the consistency have gradients.
+The formulas follow the authors' code for the grid 2x2. Their code draws a grid of 1 × 2, 2 × 2 or 2 × 3 images per
+batch, and blanks some images in 30 % of the batches. On VOC, its targets of the consistency have gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resize_aligned(image: Real[Array, "b h w c"], rows: int, columns: int) -> Fl
 
 
 def make_mosaics(image: Real[Array, "b h w c"], cells: Array) -> Float[Array, "n h w c"]:
-    """Return one mosaic per row of `cells` i32[n,4], the indices of its images in the order of rows."""
+    """Return one mosaic per row of `cells` i32[n,4], the indices of its images, row by row."""
     height, width = image.shape[1:3]
     small = resize_aligned(image, height // 2, width // 2)[cells]
     joined = jnp.concatenate([jnp.concatenate([small[:, i], small[:, i + 1]], axis=2) for i in (0, 2)], axis=1)
@@ -45,7 +45,7 @@ def make_mosaics(image: Real[Array, "b h w c"], cells: Array) -> Float[Array, "n
 
 
 def classify_mosaics(model: Classifier, image: Array, batch: Batch, *, rngs: nnx.Rngs) -> Prediction:
-    """Classify the images of a batch with CELLS, f32[B,H,W,3], and add the penalty `consistency`."""
+    """Classify `image` f32[B,H,W,3], and add the penalty `consistency`. `batch` has the key CELLS."""
     features = model.encode(image, rngs=rngs)
     prediction = model.classify(features, rngs=rngs)
     penalty = cell_consistency(model, features, prediction, batch, rngs=rngs)
@@ -53,9 +53,9 @@ def classify_mosaics(model: Classifier, image: Array, batch: Batch, *, rngs: nnx
 
 
 def split_cells(features: Features, count: int) -> Features:
-    """Return the features of the 4n cells of the last n = `count` images: a quarter of their feature maps each.
+    """Return the features of the 4n cells of the last n = `count` images. Each cell is a quarter of a feature map.
 
-    Raises UserError if there are features besides the feature map, or if it is too small.
+    Raises UserError if there are features besides the feature map, or if the map is smaller than 2 × 2.
     """
     others = (features.cls, features.mean, features.prompts, features.quarters)
     if min(features.grid) < 2 or any(x is not None for x in others):
@@ -73,7 +73,7 @@ def split_cells(features: Features, count: int) -> Features:
 def cell_consistency(
     model: Classifier, features: Features, prediction: Prediction, batch: Batch, **options: Any
 ) -> Float[Array, " b"]:
-    """Return a penalty per image: 0 except for mosaics, and its mean over the batch is the consistency loss.
+    """Return a penalty per image, which is 0 except for mosaics. Its mean over the batch is the consistency loss.
 
     The loss of a mosaic is the mean binary cross-entropy of the logits of its cells, which are computed from quarters
     of its feature map. The targets are the probabilities of the images in the cells, without gradient. `options` are

@@ -55,7 +55,7 @@ class Prompts:
     def entering(self, block: int, entered: jax.Array, left: jax.Array) -> jax.Array:
         """Return the prompts [1 or B, P, D] that enter block `block`, which is not the first.
 
-        The prompts `entered` the previous block, and `left` it. Deep prompts do not use what left it.
+        `entered` and `left` are the prompts before and after the previous block. Deep prompts do not depend on them.
         """
         if self.carry is None:
             return self.tokens[block]
@@ -111,7 +111,10 @@ class Features:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
-        """Return the features for arrays as in `Features.arrays`. Others are ignored; no patches have grid (0, 0)."""
+        """Return the features for arrays as in `Features.arrays`. Other names are ignored.
+
+        Without patches, `grid` is (0, 0).
+        """
         patches = arrays.get(PATCHES)
         grid = (0, 0)
         if patches is not None:

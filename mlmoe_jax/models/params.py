@@ -22,7 +22,7 @@ Params = dict[str, jax.Array]
 
 
 def named_variables(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return the variables of a module as {path: (position, variable)}, only of the types `kinds` if there are any."""
+    """Return the variables of a module as {path: (position, variable)}, only of the types `kinds` if any are given."""
     state = nnx.state(module, kinds) if kinds else nnx.state(module)
     return {"/".join(map(str, position)): (position, variable) for position, variable in nnx.to_flat_state(state)}
 

@@ -22,14 +22,14 @@ class PublishedFile:
 
 
 def on_hub(repository: str, license: str, file: str = "model.safetensors", *, gated: bool = False) -> PublishedFile:
-    """Return a file on the Hugging Face Hub, in the main branch of USER/NAME. In the cache it is below NAME."""
+    """Return a file on the Hugging Face Hub, in the main branch of `repository`, USER/NAME; cached below NAME."""
     name = f"{repository.partition('/')[2]}/{file}"
     address = f"https://huggingface.co/{repository}/resolve/main/{file}"
     return PublishedFile(name, license, address, repository=repository, gated=gated)
 
 
 def on_server(address: str, license: str) -> PublishedFile:
-    """Return a file on another server. PyTorch's names have the first digits of the sha256, as NAME-0676ba61.pth."""
+    """Return a file on another server. A name like NAME-0676ba61.pth (PyTorch) has the first digits of the sha256."""
     name = address.rpartition("/")[2]
     digits = re.fullmatch(r".+-([0-9a-f]{8,64})\.pth", name)
     return PublishedFile(name, license, address, sha256=digits[1] if digits else "")

@@ -101,8 +101,8 @@ class NameQueries(nnx.Module):
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults follow DR-MoE: D = 512, two encoder and two decoder layers, eight heads. Norms follow the parts of a
-    layer. Norms, softmax and sums are always float32.
+    The defaults follow DR-MoE: D = 512, two encoder and two decoder layers, eight heads. Layers are post-norm. Norms,
+    softmax and sums are always float32.
 
     Args:
       num_queries: Q, or K if each label has its own query.
@@ -165,7 +165,7 @@ class QueryDecoder(nnx.Module):
         extra_mask: Bool[np.ndarray, "q e"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Return the features of all queries for `features.patches`, to all of which every query attends.
+        """Return the features of all queries. Every query attends to all of `features.patches`.
 
         Args:
           extra: additional memory tokens, per image or for all images. They are projected like patches but have no
@@ -233,7 +233,7 @@ class QueryDecoder(nnx.Module):
         """Return the features of the queries for memory tokens.
 
         `positions` are added to the keys; None = no positions. `mask` is True if a query may attend to a token; None =
-        all.
+        all True.
         """
         tokens, query_positions, keys = self._start(memory, positions)
         for layer in self.layers:
@@ -256,7 +256,7 @@ class QueryDecoder(nnx.Module):
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
 
-        The first count is linear layers and 4·tokens·D per norm, the second count the matmuls of attention.
+        The first count is linear layers and norms (see `norm_macs`), the second count the matmuls of attention.
         """
         width = self.width
         queries = self.num_queries
@@ -276,7 +276,7 @@ class QueryDecoder(nnx.Module):
         return layers, products
 
     def norm_macs(self, tokens: int) -> int:
-        """Return 4·tokens·D per norm: encoder norms over N = `tokens` patches, decoder norms over queries."""
+        """Return the sum over all norms: 4·N·D per encoder norm, with N = `tokens`, and 4·Q·D per decoder norm."""
         encoder_norms = 2 * len(self.encoder)
         decoder_norms = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
         return 4 * self.width * (encoder_norms * tokens + decoder_norms * self.num_queries)

@@ -1,7 +1,7 @@
 """The class-aware selective loss for partially labeled images (CSL, the partial asymmetric loss P-ASL).
 
-The formula, the constant FLOOR, and the number of dropped labels are those of the authors' code. The paper gives the
-idea: an unknown label counts as absent, except if it is likely in the image or frequent in the data set.
+The formula, the constant FLOOR, and the number of dropped labels follow the authors' code. The paper gives the idea: an
+unknown label counts as absent, except if it is likely in the image or frequent in the data set.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class PartialAsymmetric(Loss):
     """The asymmetric loss with an exponent and a weight for positive, negative and unknown labels (CSL).
 
     With p = σ(logit) and q = min(1 − p + clip, 1), the loss is alpha_pos (1 − p)^gamma_pos · −log p for a positive
-    label, and alpha (1 − q)^gamma · −log q for others, with alpha_neg and gamma_neg, or alpha_unann and gamma_unann.
-    Powers have no gradient. `loss.unknown` is the mode of the paper: ignore, negative or selective. In the mode
-    normalize of the code, the losses of an image with m known labels have the factor 1 + 1 / (1 + m). The authors sum
-    the losses up (`loss.reduce=sum`).
+    label, and alpha (1 − q)^gamma · −log q otherwise. For a negative label, alpha and gamma are alpha_neg and
+    gamma_neg; for an unknown label, alpha_unann and gamma_unann. The powers have no gradient. `loss.unknown` is the
+    mode of the paper: ignore, negative or selective. In the mode normalize of the code, the losses of an image with m
+    known labels have the factor 1 + 1 / (1 + m). The authors sum the losses up (`loss.reduce=sum`).
     """
 
     assumes_negatives = True

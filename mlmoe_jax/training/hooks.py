@@ -58,7 +58,7 @@ class Hook:
 
 
 class Hooks:
-    """A list of hooks and a context manager that closes them. `hooks.after_step(…)` calls it of each hook, in order."""
+    """A list of hooks, which a `with` block closes. `hooks.after_step(…)` calls `after_step` of each hook, in order."""
 
     def __init__(self, hooks: Sequence[Hook]):
         self.hooks = hooks
@@ -111,7 +111,7 @@ class Device(Hook):
 
 
 class Trace(Hook):
-    """A hook that records the steps of `window` with the JAX profiler, on the first process only; None = no steps.
+    """A hook that records the steps of `window` (None = no steps) with the JAX profiler, on the first process only.
 
     Raises:
       UserError: `window` is not within the remaining steps of the training, or the run folder is in an object store.

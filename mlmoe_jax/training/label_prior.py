@@ -20,8 +20,9 @@ def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, 
 
     The prior of a label is its mean probability over the training images, by a model that was trained with
     `loss.unknown=ignore` (CSL). The authors' code averages the probabilities of all epochs of this training instead.
-    The header of a file, and lines without a comma, are ignored. Raises UserError if the run has no scores of the
-    training split, the file is damaged, or a label has no prior.
+    `loss.prior` is the folder of a run with such a model, or a CSV file with label and prior in each line. The header
+    of the file, and lines without a comma, are ignored. Raises UserError if the run has no scores of the training
+    split, the file is damaged, or a label has no prior.
     """
     place, split = config.loss.prior, config.data.train_split
     if not place:

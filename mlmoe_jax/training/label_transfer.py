@@ -90,7 +90,7 @@ def transfer_parameters(
     Returns:
       transferred: path -> new value, with the dtype of the initial value. Rows of labels that the source does not have
         keep their initial values.
-      skipped: reason -> paths of the parameters that are not transferred, in either model.
+      skipped: reason -> paths of the parameters, of both models, that are not transferred.
     """
     transferred, skipped = {}, {}
     for path, value in initial.items():
@@ -107,7 +107,7 @@ def transfer_parameters(
 
 
 def _mismatch(path: str, source: Params, match: Counterparts) -> str:
-    """Return why a parameter cannot be transferred from the source, or "". Shapes are compared by `_transferred`."""
+    """Return why a parameter cannot be transferred from the source; "" if it can. `_transferred` compares shapes."""
     names = sum(match.axes_at(path), ())
     if path not in source:
         return "missing in the source"
@@ -142,7 +142,7 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
 
 
 def _rows(names: Sequence[str], common: Sequence[str], further: int) -> list[int]:
-    """Return the rows of `common` in a parameter with a row for each of `names`, then the `further` rows."""
+    """Return the indices of the rows `common` in a parameter with rows `names`, then of the `further` last rows."""
     row_of = {name: row for row, name in enumerate(names)}
     return [*(row_of[name] for name in common), *range(len(names), len(names) + further)]
 

@@ -77,11 +77,11 @@ def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batc
 
 
 def splicemix(batch: Batch, key: Key[Array, ""], *, consistent: bool = False) -> Batch:
-    """Append mosaics of four images to the batch, one per four images, which are in random order (SpliceMix).
+    """Append mosaics of four random images to the batch, one mosaic per four images of the batch (SpliceMix).
 
     A mosaic has the labels of all its images. A label is known if one image is known to have it, or if it is known for
-    all images. A mosaic with an image that could not be read has no loss. With `consistent`, the result has CELLS, for
-    the consistency loss.
+    all images. A mosaic with an image that could not be read has no loss. With `consistent`, the result has the key
+    CELLS of `models.mosaics`, for the consistency loss.
     """
     size = len(batch["id"])
     cells = jax.random.permutation(key, size)[: size // 4 * 4].reshape(-1, 4)

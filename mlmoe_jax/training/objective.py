@@ -92,9 +92,9 @@ class Objective:
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
-        """Return path -> new value, for the noted values of the loss, after `step` steps and one more.
+        """Return path -> new value, for the noted values of the loss, after the step that follows `step` steps.
 
-        `values` has path -> learned or noted value before it.
+        `values` has path -> learned or noted value before that step.
         """
         noted = self.loss.track(losses.as_float(prediction.logits), self._examples(batch, step, values))
         # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
@@ -104,7 +104,7 @@ class Objective:
         }
 
     def _divisors(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Return the number of labels of a mean, i32[], and the number of images, i32[]."""
+        """Return the number of elements [B,K] in the mean of the loss, i32[], and the number of images, i32[]."""
         averaged = jnp.ones_like(batch["label_mask"]) if self.loss.averages_all else self._counted(batch)
         return jnp.sum(losses.valid_entries(averaged, batch["mask"])), jnp.sum(batch["mask"] != 0)
 
@@ -128,8 +128,8 @@ class Objective:
 def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> TrainingLabels:
     """Return what a loss may use of the training labels.
 
-    `codes` i8[N,K] are the label codes of the training split, and `names` of the labels serve to read `loss.prior`;
-    without names it is not read.
+    `codes` i8[N,K] are the label codes of the training split, and `names` are the names of the labels, for which
+    `loss.prior` is read. Without names, it is not read.
     """
     prior = read_prior(config, names) if names else None
     steps = steps_per_epoch(len(codes), config.train.batch_size)

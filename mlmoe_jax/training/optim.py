@@ -80,7 +80,7 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
-    """Return the optimizer of a config for parameters {path: array} at exactly `paths` and `total_steps` steps.
+    """Return the optimizer of a config for `total_steps` steps. The parameters {path: array} must have exactly `paths`.
 
     * adamw (decoupled weight decay), adam, and sgd with momentum beta1 (both add the decay to the gradient) give the
       same updates as torch.optim at every step.

@@ -87,11 +87,11 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
 
 
 def _compare(config: ConfigDict, folder: RunFolder) -> tuple[ConfigDict, dict[str, list[str]]]:
-    """Compare a config with that of the run in the folder, if there is one.
+    """Compare a config with the config of the run in the folder, if there is a run.
 
     Returns:
-      The config, with the types of the run in place of `auto`; and a name of ON_RESUME -> "KEY was OLD and is NEW" for
-      each key whose value differs.
+      The config, in which dtypes `auto` are replaced by the dtypes of the run, and {name of ON_RESUME: list with "KEY
+      was OLD and is NEW" for each key whose value differs}.
     """
     stored, differences = stored_config(folder), {name: [] for name in ON_RESUME}
     if stored is None:

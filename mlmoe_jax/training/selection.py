@@ -14,8 +14,8 @@ So a new best result of the averaged weights that is not the best of all does no
 not stop at a step at which the averaged weights have their best result.
 
 The authors' code does not define three cases. Without averaged weights, condition 1 alone decides. An undefined result
-(nan) is never the best, and of averaged weights does not fulfill condition 2; the authors' code ends with an error if a
-loss is nan. A first result of 0 is a best result; the authors' code requires more than 0.
+(nan) is never the best, and an undefined result of averaged weights does not fulfill condition 2; the authors' code
+ends with an error if a loss is nan. A first result of 0 is a best result; the authors' code requires more than 0.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Pa
 class TrainStep:
     """The compiled training step, a function (state, batch) -> (new state, metrics).
 
-    All buffers of the state are donated except the frozen weights, an input but no output of the compiled function.
+    All buffers of the state are donated, except the frozen weights, which the compiled function does not return.
     """
 
     def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):

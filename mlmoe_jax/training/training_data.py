@@ -122,8 +122,9 @@ def _record_images(
 ) -> tuple[ImageRecord, bool]:
     """Return the record of the images of a training, compared with the record of the run that it starts from.
 
-    The second result is `_report_order` for a resumed run; otherwise False. Images that the values were trained on and
-    that are to be evaluated are a warning. If the run is resumed and did not evaluate them before, they are an error.
+    The second result is `_report_order` for a resumed run; otherwise False. If images that the initial values were
+    trained on are to be evaluated, a warning is logged. If a run is resumed that has not evaluated these images before,
+    UserError is raised.
     """
     others = [split for split in eval_splits.values() if split.name != config.data.train_split]
     record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
@@ -146,7 +147,7 @@ def _report_order(
     """Return whether the training images of a resumed run, or their order, have changed since `before`, and log
     warnings.
 
-    Raises UserError if they have, and the loss has values per training image.
+    Raises UserError if they have changed and the loss has values per training image.
     """
     if moved := before.find_evaluated(train_split.ids):
         _logger.warning(
@@ -179,8 +180,7 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
 
 
 def with_features(data: TrainingData, extractor: FeatureExtractor) -> TrainingData:
-    """Return a copy of `data` with cached backbone features instead of images. Those not in the cache are computed
-    first.
+    """Return a copy of `data` with cached backbone features instead of images; missing features are computed first.
 
     Raises UserError if there is not enough disk space.
     """

@@ -20,7 +20,7 @@ SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per va
 
 
 class GroupPrompts(DeepPrompts):
-    """Deep prompts with M prompts per label group and side, `co` or `dc`, a grouping of labels (ML-VPT, sec. 4.2)."""
+    """Deep prompts, M per label group and side (ML-VPT, sec. 4.2). A side is a grouping of labels, `co` or `dc`."""
 
     uses_groups = True
 
@@ -47,7 +47,10 @@ class GroupPrompts(DeepPrompts):
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes side, expert and group: prompt s·M·G + e·G + t, as in the authors' checkpoints."""
+    """Return the sizes of the axes (side, expert, group) into which the P prompts can be reshaped.
+
+    Prompt s·M·G + e·G + g belongs to side s, expert e and group g, as in the authors' checkpoints.
+    """
     return sides, per_group, groups
 
 
@@ -69,7 +72,7 @@ def split_sides(tokens: jax.Array, sides: Sequence[str], per_group: int, groups:
 
 
 def side_groups(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
-    """Return {side: i32[K], the group of each label} for the sides of `settings`, `config.model.prompts`."""
+    """Return {side: i32[K], the group of each label} for the sides in `settings` (`config.model.prompts`)."""
     groups = {"co": space.co_group, "dc": space.dc_group}
     return {side: groups[side] for side in SIDES[settings.sides]}
 
@@ -77,8 +80,9 @@ def side_groups(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray
 def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
     """Return bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
 
-    With `all_prompts`, each prompt attends only to itself (the authors' code). With `cross_group`, prompts attend only
-    to prompts of their own group (ML-VPT, sec. 4.2). `none` has no mask.
+    `kind` says which prompts are masked. With `all_prompts`, each prompt attends only to itself (the authors' code).
+    With `cross_group`, prompts attend only to prompts of their own group (ML-VPT, sec. 4.2). With `none`, the result is
+    None. `group_of` i32[P] is the group of each prompt, see `prompt_groups`.
     """
     if kind == "none":
         return None

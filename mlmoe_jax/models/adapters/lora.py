@@ -25,7 +25,7 @@ Dropout = Callable[[jax.Array], jax.Array]
 
 
 class LoRA(Adapter):
-    """LoRA: adds (alpha / rank)·x·A·B to the outputs of linear layers, for their inputs x, in every block.
+    """LoRA: adds (alpha / rank)·x·A·B to the output of linear layers with the input x, in every block.
 
     A f32[L, inputs, rank] starts as in the authors' code, B f32[L, rank, outputs] with zeros, so that the features do
     not change at first (LoRA, sec. 4.1). The paths of both begin with `adapters/lora/LAYER/`. With `rank_stabilized`,

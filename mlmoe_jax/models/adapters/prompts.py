@@ -36,8 +36,9 @@ class NoPrompts(Adapter):
 class _PromptTokens(Adapter):
     """The base class of all prompt methods: an optional projection from a narrower width, and dropout (VPT's code).
 
-    `learned` prompts in all blocks have the width `project`, and a linear layer projects them; 0 = the width of the
-    backbone, without projection. Dropout of the entries of the projected prompts is independent per image.
+    The prompts have the width `project`, and a linear layer projects them to the width of the backbone. If `project` is
+    0, they have the width of the backbone and are not projected. Dropout then applies to their entries, independently
+    per image. `learned` is the number of prompts in all blocks together.
     """
 
     key_values = 0
@@ -83,7 +84,7 @@ class _PromptTokens(Adapter):
 class DeepPrompts(_PromptTokens):
     """One set of P prompt tokens per block, f32[L,1,P,D] (VPT, sec. 3.2; ML-VPT, eq. 8).
 
-    Each prompt attends to all prompts, or as `mask` says.
+    Each prompt attends to all prompts of its block, unless `prompt_mask` returns a mask.
     """
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -137,11 +138,13 @@ class PrunablePrompts(DeepPrompts):
     """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
     `key_values` tokens per block are appended to the keys and values after the projection (E2VPT, sec. 3.2), with the
-    heads concatenated. With `share_key_values`, the default of the authors' code, both are one tensor. With `pruning`,
-    each projected prompt is multiplied by its token mask, and its channel c by its segment mask c mod SEGMENTS; all
-    blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in the paper and interleaved in the
-    authors' code). They start with `kept_tokens` and `kept_segments`, or ones. `absent` prompts, whose token mask is 0,
-    are masked out for all tokens. Otherwise tokens attend to their zero vectors, as in the authors' code.
+    heads concatenated. With `share_key_values`, the default of the authors' code, the keys are also the values.
+
+    With `pruning`, each projected prompt is multiplied by its token mask, and its channel c by its segment mask c mod
+    SEGMENTS; all blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in the paper and interleaved
+    in the authors' code). The masks start with `kept_tokens` and `kept_segments`; if these are empty, with ones. With
+    `pruning=fixed` and `pruned=absent`, no token attends to prompts whose token mask is 0. Otherwise tokens attend to
+    the zero vectors of these prompts, as in the authors' code.
     """
 
     prunable = True

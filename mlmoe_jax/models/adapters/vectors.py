@@ -85,8 +85,8 @@ class _ScaleShift(nnx.Module):
 class SSF(_Vectors):
     """SSF: multiplies the outputs of the linear layers and norms by a learned scale, and adds a learned shift.
 
-    An output y becomes scale·y + shift (SSF, sec. 3.2). Both start as in the authors' code, with a standard deviation
-    of 0.02 around 1 and 0. Their paths begin with `adapters/ssf/LAYER/`.
+    An output y becomes scale·y + shift (SSF, sec. 3.2). As in the authors' code, initial values have a standard
+    deviation of 0.02, around 1 (scale) and 0 (shift). Paths begin with `adapters/ssf/LAYER/`.
     """
 
     vectors = _ScaleShift

@@ -17,7 +17,7 @@ CATALOG: dict[str, BackboneEntry] = {name: entry for family in FAMILIES for name
 
 
 def entry(name: str) -> BackboneEntry:
-    """Return the catalog entry of a backbone; UserError for an unknown name, with the nearest known name, or all."""
+    """Return the catalog entry of a backbone. Raises UserError, which suggests known names, for an unknown name."""
     if name not in CATALOG:
         raise UserError(f"there is no backbone '{name}' for model.backbone.name{suggestion(name, CATALOG)}")
     return CATALOG[name]

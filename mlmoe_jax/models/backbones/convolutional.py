@@ -28,7 +28,7 @@ class ConvNorm(nnx.Module):
 
 
 def convolution(inputs: int, outputs: int, size: int, **settings: Any) -> nnx.Conv:
-    """Return a convolution, by default padded so that a stride of 1 keeps the map; `settings`: see nnx.Conv."""
+    """Return a convolution, by default padded so that a stride of 1 keeps the size; `settings`: see nnx.Conv."""
     padding = ((size // 2, size // 2),) * 2
     options = {"padding": padding, "conv_general_dilated": convolve, **settings}
     return nnx.Conv(inputs, outputs, (size, size), **options)

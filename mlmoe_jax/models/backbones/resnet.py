@@ -29,8 +29,8 @@ EXPANSION = 4
 class ResNetShape(BackboneShape):
     """The architecture of a bottleneck ResNet with `blocks` per stage.
 
-    The stem has `stem` output channels, the 3×3 convolutions of stage i = 0, 1, … `stem`·2^i, and the output of the
-    stage EXPANSION times as many.
+    The stem has `stem` output channels. In stage i = 0, 1, …, the 3×3 convolutions have `stem`·2^i output channels, and
+    the blocks have EXPANSION·`stem`·2^i.
     """
 
     blocks: tuple[int, ...]

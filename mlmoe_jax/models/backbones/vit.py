@@ -1,10 +1,10 @@
 """Vision transformers: one implementation of all ViTs in the papers, with an exact fast path for deep prompts.
 
-Deep prompts are replaced before every block. A prompt is therefore needed only as a key and a value in every block
-except the last. Keys and values of prompts do not depend on the image, so they are computed once per batch, without
-queries and without the MLP. In the last block, only the tokens that the head reads are queries. Outputs and gradients
-are equal to a computation with all tokens in all blocks. The prompt mask matters only in the last block, where prompts
-are queries. Prompts that are carried from block to block (`Prompts.carry`) are queries in all blocks.
+Deep prompts are replaced before every block. In every block except the last, a prompt is therefore needed only as a key
+and a value. Keys and values of prompts do not depend on the image, so they are computed once per batch, without queries
+and without the MLP. In the last block, only the tokens that the head reads are queries. Outputs and gradients are equal
+to a computation with all tokens in all blocks. The prompt mask matters only in the last block, where prompts are
+queries. Prompts that are carried from block to block (`Prompts.carry`) are queries in all blocks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ViTShape(BackboneShape):
       native: side of the images, in pixels, whose patch grid is the grid of the position table.
       mlp: a key of layers.transformer.MLPS.
       mask_token: whether published files have the unused parameter `mask_token`. It counts as a parameter.
-      registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them. In
-        TIPSv2, a second class token.
+      registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them. The
+        register of TIPSv2 is a second class token.
       rotary_base: `base` of rotary_angles. If set, the attention of each block rotates queries and keys of patches, and
         there is no position table. Other tokens are not rotated. None = a position table.
       class_token: whether there is a class token. If not, the feature `cls` is the output of an attention pool over the
@@ -199,9 +199,9 @@ class ViT(nnx.Module):
         return call_layer(self.norm_pre, tokens, "norm_pre", deltas) if shape.pre_norm else tokens, grid
 
     def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
-        """Return the rotary angles f32[C+R+N,d/2] of the tokens of `embed`, for heads of width d; None without any.
+        """Return the rotary angles f32[C+R+N,d/2] of the tokens of `embed`, for heads of width d.
 
-        The angles of class token and registers are 0.
+        The angles of class token and registers are 0. Without `rotary_base`, the result is None.
         """
         shape = self.shape
         if shape.rotary_base is None:
@@ -263,7 +263,7 @@ class ViT(nnx.Module):
     def _run_last_block(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Apply the last block. Return the parts that the features in `read` need, and `mean` f32[B,D] if read."""
+        """Apply the last block. Return the parts that the features in `read` need, and `mean` f32[B,D] if asked for."""
         needed = set(read)
         if MEAN in read:
             needed |= {PROMPTS, PATCHES}
@@ -276,7 +276,7 @@ class ViT(nnx.Module):
     def _run_block(
         self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Return the output tokens of a block for the parts in `queries`; others provide only keys and values."""
+        """Return the output tokens of a block for the parts in `queries`; other parts provide only keys and values."""
         sequence = _Sequence(parts, queries)
         settings = inputs.settings(index, sequence)
 
@@ -312,7 +312,7 @@ def _initial_positions(shape: ViTShape) -> jax.Array:
 
 
 def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
-    """Raise ValueError if `read` is empty or has a feature that a ViT lacks, or prompts without `prompts`."""
+    """Raise ValueError if `read` is empty, has a feature that a ViT lacks, or has `prompts` while `prompts` is None."""
     if not read or set(read) - {CLS, PROMPTS, PATCHES, MEAN} or (PROMPTS in read and prompts is None):
         raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
 

@@ -11,7 +11,7 @@ _HALF = (0.5,) * 3
 
 
 def _vit_b16(address: str, license: str, **settings: Any) -> BackboneEntry:
-    """Return the entry of a ViT-B/16. `settings` are other arguments of BackboneEntry, here and below."""
+    """Return the entry of a ViT-B/16. `settings` are other arguments of BackboneEntry."""
     shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
     return BackboneEntry(shape, weights=on_server(address, license), **settings)
 
@@ -72,7 +72,8 @@ def _clip(
     """Return the entry of a vision tower of CLIP or OpenCLIP, from a file in OpenCLIP's format.
 
     CLIP: Radford et al., ICML 2021. OpenCLIP: Cherti et al., CVPR 2023. The feature `cls` is the class token after the
-    final norm, which is the input of the final projection, here omitted.
+    final norm. The final projection, whose input this is, is left out. With `half`, images are normalized with mean and
+    standard deviation 0.5, otherwise as in CLIP.
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
     mean, std = (_HALF, _HALF) if half else (_CLIP_MEAN, _CLIP_STD)
@@ -82,9 +83,9 @@ def _clip(
 def _tips(width: int, depth: int, heads: int, size: str, **settings: Any) -> BackboneEntry:
     """Return the entry of a vision tower of TIPSv2 (Cao et al., CVPR 2026).
 
-    It has the shape of DINOv2 with one register, which is a second class token. The feature `cls` is the first, which
-    the authors compare with texts; it was trained with the texts of web pages, the second with generated captions.
-    Images are not normalized.
+    It has the shape of DINOv2 with one register, which is a second class token. The feature `cls` is the first class
+    token, which the authors compare with texts. The first was trained with the texts of web pages, the second with
+    generated captions. Images are not normalized. `settings` are other arguments of ViTShape.
     """
     positions = {"position_antialias": True, "position_kernel": LINEAR}
     common = {"patch": 14, "native": 448, "layer_scale": 1.0, "mask_token": True, "registers": 1}

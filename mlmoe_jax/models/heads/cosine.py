@@ -23,10 +23,10 @@ from mlmoe_jax.models.outputs import CLS, Features, Prediction
 class CosineHead(Head):
     """A linear classifier of the normalized feature of the image, logits = V·u + b.
 
-    u = v/‖v‖, where v is the feature `cls`, or its product with a projection. V f32[D,K] are the weights, and b f32[K]
-    is the bias. With the vectors t of the label names, V = scale·(t − t_0), and the scores are the scores of the
-    image-text model, see `NameVectors`. Without them, there is no projection, and the initial values are drawn as
-    torch.nn.Linear draws them.
+    u = v/‖v‖, where v is the feature `cls`, or its product with a frozen projection. V f32[D,K] are the weights, and b
+    f32[K] is the bias. With `vectors`, the vectors t of the label names, the initial weights are scale·(t − t_0), the
+    initial scores are the scores of the image-text model, and the projection is `vectors.projection`; see
+    `NameVectors`. If `vectors` is None, there is no projection, and initial values are drawn as in torch.nn.Linear.
     """
 
     read = (CLS,)

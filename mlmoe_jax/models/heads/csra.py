@@ -26,9 +26,9 @@ class CSRAHead(Head):
     """For each label, the mean score of the cells plus λ times an attended score, summed over heads (CSRA, eq. 8).
 
     The score of cell n is s_n = v·x_n / ‖v‖, for the feature x_n of the cell and the vector v of label and head. The
-    attended score is Σ_n a_n s_n with a = softmax over n of T s. The last of several heads has T = ∞, the largest
-    score. The norm of v and the temperatures T of 1, 2, 4, 6 or 8 heads follow the authors' code, which has no bias
-    either. λ is `weight`.
+    attended score is Σ_n a_n s_n, with a = softmax over n of T·s. If there are several heads, the last has T = ∞, so
+    its attended score is the largest score. As in the authors' code, v is normalized, there is no bias, and the number
+    of heads (1, 2, 4, 6 or 8) determines the temperatures T. λ is `weight`.
     """
 
     read = (PATCHES,)

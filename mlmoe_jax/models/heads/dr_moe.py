@@ -124,7 +124,7 @@ class RoutedExpertsHead(DecoderHead):
       decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
         f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
         `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
-      routing: the keys of `config.model.head.routing`.
+      routing: a mapping with the keys of `config.model.head.routing`.
       entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
     """

@@ -96,7 +96,7 @@ class MLGCNHead(Head):
         return Prediction(feature @ self.classifiers().T)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return K·D for the classifiers, and the graph layers, which run once per batch but count for one image."""
+        """Return multiply-adds: (classifiers, graph layers). Graph layers run once per batch, but count per image."""
         (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
         layers = labels * (inputs * hidden + hidden * width)
         return labels * width, layers + labels**2 * (hidden + width)
@@ -131,7 +131,8 @@ class DynamicGraph(nnx.Module):
         """Return the dynamic graph of each image, with entries in 0…1.
 
         Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j), with learned w_j and b_j. h_i is the
-        feature of label i, and g the mean over all, followed by a linear layer, batch normalization and LeakyReLU.
+        feature of label i. g is the mean feature of all labels, after a linear layer, batch normalization and
+        LeakyReLU.
         """
         context = self.context(features.mean(axis=1))
         context = _leaky(self.context_norm(context[:, None, None])[:, 0])
@@ -200,7 +201,7 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers, with K classifiers on all K features as in the authors' code, and the other matmuls."""
+        """Return multiply-adds: (layers, with K classifiers on K features as in the authors' code; other matmuls)."""
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)
         on_labels = labels * hidden * (4 * labels + 2 * hidden) + hidden**2

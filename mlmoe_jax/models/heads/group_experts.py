@@ -199,7 +199,7 @@ class GroupExpertsHead(_GroupHead):
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return one classifier, which the papers report, and the multiply-adds of everything else."""
+        """Return (multiply-adds of one classifier, which the papers report; multiply-adds of everything else)."""
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
         gate_owners = sum(side.gate.kernel.shape[1] for side in self._sides().values())
@@ -239,6 +239,6 @@ class GroupLinearHead(_GroupHead):
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the classifier of the first side, which the papers report, and the classifier of the second, or 0."""
+        """Return the multiply-adds of the classifiers: (first side, which the papers report; second side, or 0)."""
         macs = (self.co or self.dc).kernel.size
         return macs, (len(self.group_of) - 1) * macs

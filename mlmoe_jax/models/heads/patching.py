@@ -21,12 +21,13 @@ from mlmoe_jax.models.outputs import CLS, QUARTERS, Features, Prediction
 class PatchingHead(Head):
     """The logits are the mean of c(x) and Σ_j a_j v(x_j), with a = softmax over j of u(x_j), for each label (PAT).
 
-    x is the feature of the image and x_j of its quarter j; c, u and v are linear classifiers. A quarter with the object
-    of a label has no context, so a label that is only likely from other objects is not confirmed by it.
+    x is the feature of the image, and x_j is the feature of its quarter j. c, u and v are linear classifiers. A quarter
+    with the object of a label has no context, so a label that is only likely from other objects is not confirmed by it.
 
-    The paper calls this the total direct effect of an object. The formula is that of the authors' code, with three
-    classifiers (`logits_attention=cross`) on two by two quarters. There, each quarter is augmented by itself; here, the
-    quarters are of the augmented image. `Prediction.terms` has the logits `cls` and `quarters`, for a loss each.
+    The paper calls this the total direct effect of an object. The formula follows the authors' code, with three
+    classifiers (`logits_attention=cross`) on two by two quarters. Their code augments each quarter separately. Here,
+    the image is augmented and then divided into quarters. `Prediction.terms` has the logits `cls` and `quarters`, for a
+    loss each.
     """
 
     read = (CLS, QUARTERS)

@@ -117,9 +117,10 @@ def pooled_channels(config: ConfigDict, width: int) -> int:
 class QueryHead(DecoderHead):
     """A query decoder over the tokens of an image, and a linear classifier on the features of the queries.
 
-    The decoder has at most one query per label. `classifier` is `per_label` if each label has its own query, or
-    `grouped` if ⌈K/Q⌉ labels share a query: a GroupedClassifier with the initial values `uniform` and `xavier`.
-    `shared` is a LabelClassifier that all labels share, as with queries by name.
+    The decoder has at most one query per label. `classifier` is one of these: `per_label`, for one query per label, is
+    a GroupedClassifier with `init="uniform"`. `grouped`, for fixed queries or if ⌈K/Q⌉ labels share a query, is a
+    GroupedClassifier with `init="xavier"`. `shared`, for queries from label names, is a LabelClassifier with one weight
+    vector for all labels.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ class CNNRNNHead(Head):
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers for one path of max_labels + 1 steps, and for the W − 1 further paths of the beam."""
+        """Return the multiply-adds for (the image and one path of max_labels + 1 steps, the other W − 1 paths)."""
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step

@@ -51,7 +51,7 @@ class FusedProjection(nnx.Linear):
         return self.project(tokens, slice(self.in_features, None))
 
     def project(self, tokens: jax.Array, columns: slice) -> jax.Array:
-        """Project f32[b,T,D] with some columns of the kernel, such as `columns("key")`."""
+        """Project f32[b,T,D] with only `columns` of the kernel, such as `self.columns("key")`."""
         kernel = self.kernel[:, columns]
         dtype = self.dtype or jnp.result_type(tokens, kernel)
         return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + self._full_bias()[columns].astype(dtype)
@@ -136,7 +136,7 @@ class Attention(nnx.Module):
         temperature: jax.Array | float | None = None,
         **settings: Any,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return queries f32[B,Q,h,d] over the temperature, keys and values f32[B,T,h,d]. The first two are rotated."""
+        """Return rotated queries f32[B,Q,h,d] over the temperature, rotated keys f32[B,T,h,d], values f32[B,T,h,d]."""
         query, key, value = self._project_parts(tokens, context, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)

@@ -75,8 +75,8 @@ class BatchNorm(nnx.Module):
 def _normalize_by_batch(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float):
     """Return f32[B,H,W,D], normalized by the statistics of `x`, and the statistics: mean and variance f32[D].
 
-    The gradient is a closed form (Ioffe and Szegedy, ICML 2015, below algorithm 1), and 0 through the statistics.
-    Automatic differentiation has more sums over all values, and XLA stores the input of each sum on a CPU.
+    The gradient is a closed form (Ioffe and Szegedy, ICML 2015, below algorithm 1). The returned statistics have no
+    gradient. Automatic differentiation has more sums over all values, and XLA stores the input of each sum on a CPU.
     """
     return _normalize_forward(x, scale, bias, epsilon)[0]
 

@@ -71,8 +71,8 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
     extensions. Every path in the beam may also end, and leaves the beam when it ends. The search of an image stops when
     its best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
 
-    `advance` is called once per step inside `jax.lax.scan`. `state` are arrays [B,W,...], the first state for it, and
-    `start` is the token before the first label.
+    `advance(state, last)` is called once per step inside `jax.lax.scan`, and returns (new state, scores), see
+    `Advance`. `state` is its first state, a tree of arrays [B,W,...]. `start` is the token before the first label.
     """
     batch, width = jax.tree.leaves(state)[0].shape[:2]
     none = partial(jnp.full, fill_value=-jnp.inf)
@@ -122,7 +122,7 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
 
 
 def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
-    """Return the result with the paths that end in this step; those with a `log_p` of −inf are ignored."""
+    """Return the result with the paths that end in this step. Paths with a `log_p` of −inf are ignored."""
     exists = (log_p > -jnp.inf)[..., None]
     label_logits = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
     ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]

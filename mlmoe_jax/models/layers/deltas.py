@@ -58,5 +58,5 @@ def kernel_and_bias(layer: nnx.Linear) -> KernelAndBias:
 
 
 def raise_no_kernel() -> KernelAndBias:
-    """Raise ValueError: the `LayerCall.weights` of operations that are not linear layers."""
+    """Raise ValueError. This is `LayerCall.weights` of operations that are not linear layers."""
     raise ValueError("only linear layers have a kernel")

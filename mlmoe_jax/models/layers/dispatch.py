@@ -1,7 +1,7 @@
 """Which implementation computes an operation: the table of kernels, and the operations that choose from it.
 
-The first row of TABLE that fits computes an operation on a platform. Without one, and with `model.kernels=xla`, XLA's
-own operation does. `python -m benchmarks.run --suite=kernels` compares each row with XLA's on this machine.
+The first row of TABLE that fits computes an operation on a platform. If no row fits, or with `model.kernels=xla`, XLA's
+own operation computes it. `python -m benchmarks.run --suite=kernels` compares each row with XLA on this machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ CHANNELS = 128  # the fewest with which the matmuls of Winograd's algorithm outw
 
 # ------------------------------------------------------------------------------------------------------ the conditions
 def fits_tiles(positions: int, x: jax.Array, kernel: jax.Array, how: Convolution) -> bool:
-    """Return whether Winograd's algorithm is faster, for maps of at least `positions`.
+    """Return whether Winograd's algorithm is faster; `positions` is the least size H·W of maps for which it is.
 
-    With fewer, the transform of the kernel outweighs the matmuls. Other types than float32 would lose digits.
+    For smaller maps, the transform of the kernel outweighs the matmuls. Types other than float32 would lose digits.
     """
     is_3x3 = kernel.shape[:2] == (3, 3) and how.strides == (1, 1) and how.groups == 1
     is_large = min(kernel.shape[2:]) >= CHANNELS and math.prod(x.shape[1:3]) >= positions
@@ -41,10 +41,10 @@ def fits_tiles(positions: int, x: jax.Array, kernel: jax.Array, how: Convolution
 
 
 def fits_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> bool:
-    """Return whether cuDNN's fused attention takes queries [B,Q,h,d], and JAX's default device has it.
+    """Return whether cuDNN's fused attention takes the arguments, queries [B,Q,h,d], and JAX's default device has it.
 
-    It takes 16-bit numbers and heads of a width that is a multiple of 8, at most 128. Masks occur in the last block, or
-    in all blocks with pruned prompts.
+    It takes 16-bit numbers, heads of a width that is a multiple of 8 and at most 128, and no mask. There is a mask only
+    in the last block, or with pruned prompts in all blocks.
     """
     takes = mask is None and query.dtype in (jnp.bfloat16, jnp.float16)
     return takes and query.shape[-1] in range(8, 129, 8) and compute_capability() >= (8, 0)
@@ -166,9 +166,10 @@ def max_pool(x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pa
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None = None) -> jax.Array:
-    """Return softmax(QKᵀ/√d)·V: queries [b,Q,h,d], keys and values [b,T,h,d] -> [B,Q,h,d], in their type.
+    """Return softmax(QKᵀ/√d)·V [B,Q,h,d] for queries [b,Q,h,d], keys and values [b,T,h,d], where each b is B or 1.
 
-    Only reverse-mode differentiation is possible.
+    The result has the type of the arguments. `mask` is True if a query may attend to a key; None = all True. Only
+    reverse-mode differentiation is possible.
     """
     parts = softmax_attention.broadcast_batch(query, key, value)
     return _compute("attend", softmax_attention.attend_by_xla, *parts, mask=mask)

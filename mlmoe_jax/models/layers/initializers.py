@@ -29,7 +29,7 @@ def torch_linear(inputs: int, outputs: int, **settings: Any) -> nnx.Linear:
 
 
 class Constant:
-    """A read-only array in the structure of a model, no parameter. Static parts must be hashable: by content here."""
+    """A read-only array in a model, not a parameter. It is a static part, so it must be hashable: by content."""
 
     def __init__(self, array: np.ndarray):
         self.value = np.array(array, order="C")

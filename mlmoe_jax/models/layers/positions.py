@@ -33,8 +33,8 @@ def resampling_weights(
 
     Output i samples the source at (i + 0.5)/scale − 0.5. Without antialiasing there are four taps, and taps beyond the
     border repeat the border. With antialiasing, the kernel is widened if the grid shrinks, taps beyond the border are
-    dropped, and all other taps are rescaled to sum to 1. `scale` is target/source by default; another gives the result
-    of `interpolate(scale_factor=scale)`. `kernel` is CUBIC or LINEAR.
+    dropped, and all other taps are rescaled to sum to 1. `scale` is target/source if it is None. Another scale gives
+    the result of torch's `interpolate(scale_factor=scale)`. `kernel` is CUBIC or LINEAR.
     """
     scale = scale or target / source
     center = (np.arange(target) + 0.5) / scale - 0.5
@@ -78,8 +78,8 @@ def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
 
     For any size of the grid, each axis spans −1 … 1, and the position of a patch is its center. The first half of the
     angles belongs to the row, the second half to the column. The angle at a position for frequency j = 0 … width/4 − 1
-    is 2π·position·base^(−4j/width) (DINOv3, sec. 3.2; numbers from the authors' code). `width`, of an attention head,
-    is a multiple of 4.
+    is 2π·position·base^(−4j/width) (DINOv3, sec. 3.2; numbers from the authors' code). `width` is the width of an
+    attention head, a multiple of 4.
     """
     frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.meshgrid(*map(_centers, grid), indexing="ij"))

@@ -14,11 +14,11 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
     """Return `residual` [B,…] unchanged, but with a dependency on `slope` [B,…], a value of the backward pass.
 
     XLA can then compute arrays from the result only in the backward pass. Without the dependency, XLA detects that the
-    forward pass computes equal arrays, and stores these. The CPU compiler of JAX 0.10 removes
-    `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without this function. Compiled for a
-    TPU, it needs less memory. Arrays with fewer than MIN_RECOMPUTED values per image are left to XLA, because a narrow
-    ViT has enough memory and would lose time. Where the first slope of an image is not finite, its values are NaN, and
-    the gradient is not finite in any case.
+    forward pass computes equal arrays, and stores these. `jax.lax.optimization_barrier` is not used, because the CPU
+    compiler of JAX 0.10 removes it. On a CPU, a training step takes as long as without this function. Compiled for a
+    TPU, a step needs less memory. Arrays with fewer than MIN_RECOMPUTED values per image are left to XLA, because a
+    narrow ViT has enough memory and would lose time. If the first slope of an image is not finite, the returned values
+    of this image are NaN. The gradient is then not finite in any case.
     """
     if residual.size < MIN_RECOMPUTED * residual.shape[0]:
         return residual
@@ -27,16 +27,16 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
 
 
 def dependent_zero(x: jax.Array) -> jax.Array:
-    """Return 0 as an array [] that XLA can compute only after `x`, finite or not, and what follows from it as well.
+    """Return 0 as an array [] that XLA can compute only after `x`, whether `x` is finite or not.
 
-    Otherwise XLA may compute that earlier and store it.
+    Arrays that depend on the result are then computed after `x`, too. Otherwise XLA may compute and store them earlier.
     """
     return jnp.fmin(jnp.abs(x[(0,) * x.ndim]), 0)
 
 
 @jax.custom_vjp
 def rectify_by_result(x: jax.Array) -> jax.Array:
-    """Return ReLU. Its gradient reads the result, because XLA on a CPU computes `x` of all earlier blocks again."""
+    """Return ReLU. Its gradient reads the result; otherwise XLA on a CPU would recompute `x` of all earlier blocks."""
     return jnp.where(x <= 0, 0, x)
 
 
@@ -50,7 +50,7 @@ rectify_by_result.defvjp(_rectify_forward, lambda result, slope: (jnp.where(resu
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """Return x·Φ(x) with the exact Φ, in float32. Only reverse-mode differentiation is possible; it stores only x.
+    """Return x·Φ(x) with the exact Φ, in float32. Only reverse-mode differentiation is possible; only x is stored.
 
     `jax.nn.gelu` stores parts of Φ and of its slope, each as large as x.
     """

@@ -29,9 +29,9 @@ def attend_by_xla(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask
 def attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: None) -> jax.Array:
     """Return the attention [B,Q,h,d], computed by cuDNN, of queries [B,Q,h,d] to keys and values [B,T,h,d].
 
-    No matrix [B,h,Q,T] is formed in memory. cuDNN takes our masks only as an added matrix [Q,T], so it gets none. Its
-    backward pass supports only even Q and T. Odd numbers of tokens are therefore padded, and the padding is masked by
-    the arguments for sequence lengths.
+    No matrix [B,h,Q,T] is formed in memory. cuDNN takes masks of our form only as a matrix [Q,T] that is added to the
+    logits, so `mask` must be None. The backward pass of cuDNN supports only even Q and T. Odd numbers of tokens are
+    therefore padded, and the padding is masked by the arguments for sequence lengths.
     """
     lengths = [jnp.full(part.shape[0], part.shape[1], jnp.int32) for part in (query, key)]
     odd = query.shape[1] % 2 or key.shape[1] % 2
@@ -42,7 +42,10 @@ def attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: No
 
 
 def attend_by_matmuls(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
-    """Return the attention [B,Q,h,d]; its backward pass, the only differentiation, computes the weights again."""
+    """Return the attention [B,Q,h,d] of queries [B,Q,h,d] to keys and values [B,T,h,d].
+
+    Only reverse-mode differentiation is possible. The backward pass computes the attention weights again.
+    """
     query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
     return _attend(query, key, value, mask).swapaxes(1, 2)
 

@@ -20,7 +20,7 @@ MLP, BRANCH = "mlp", "branch"  # names of deltas besides layers, see Block
 class Mlp(nnx.Module):
     """A feed-forward network: linear layer, activation (by default the exact GELU), dropout, linear layer.
 
-    `linear` builds the layers from the arguments of nnx.Linear. With `gated`, the first has twice the outputs.
+    `linear` builds the layers from the arguments of nnx.Linear. With `gated`, the first layer has 2·`hidden` outputs.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Mlp(nnx.Module):
 def swiglu(x: jax.Array) -> jax.Array:
     """Return silu(gate)·value for the halves gate and value of `x` […,2H], as in the files of DINOv2 giant.
 
-    Shazeer, "GLU variants improve transformer", 2020. One layer computes both, with the gate in its first columns.
+    Shazeer, "GLU variants improve transformer", 2020. One layer computes both halves, the gate in its first columns.
     """
     gate, value = jnp.split(x, 2, axis=-1)
     return jax.nn.silu(gate) * value
@@ -78,9 +78,9 @@ class LayerScale(nnx.Module):
 class Block(nnx.Module):
     """A pre-norm transformer block: x + s1·Attention(LN x), then x + s2·MLP(LN x).
 
-    The LayerScales s1 and s2 start with `layer_scale`; without it, there are none. LayerNorm, softmax, LayerScale and
-    the residual stream are always float32. `dtype` is the type of the matmuls and of their inputs and outputs (queries,
-    keys, values, attention output, MLP). `mlp` is a key of MLPS.
+    The LayerScales s1 and s2 start with the value `layer_scale`; if it is None, there are no LayerScales. LayerNorm,
+    softmax, LayerScale and the residual stream are always float32. `dtype` is the type of the matmuls and of their
+    inputs and outputs (queries, keys, values, attention output, MLP). `mlp` is a key of MLPS.
     """
 
     def __init__(

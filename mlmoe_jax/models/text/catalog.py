@@ -21,7 +21,7 @@ TEXT_CATALOG: dict[str, TextEntry] = {
 def text_entry(backbone: str) -> TextEntry:
     """Return the entry of the text tower that belongs to a backbone.
 
-    Raises UserError for an unknown backbone, and for one that was trained without texts; it names those that have one.
+    Raises UserError for an unknown backbone, and for a backbone that was trained without texts.
     """
     catalog.entry(backbone)
     if backbone not in TEXT_CATALOG:

@@ -22,12 +22,12 @@ class ClipText(TextTower):
     projection_bias = False
 
     def mask(self, valid: jax.Array) -> np.ndarray:
-        """Return bool[t,t], True for a token and those before it. Padding comes last, so no token of a text sees it."""
+        """Return bool[t,t], the causal mask. Padding comes last, so no token of a text attends to padding."""
         length = valid.shape[1]
         return np.tril(np.ones((length, length), bool))
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return the projected output at the first end token, the token with the largest number of the vocabulary."""
+        """Return the projected output at the first end token. Its number is the largest in the vocabulary."""
         end = jnp.argmax(ids, axis=1)
         pooled = jnp.take_along_axis(tokens, end[:, None, None], axis=1)[:, 0]
         return self.proj(pooled)

@@ -21,11 +21,11 @@ class SiglipText(TextTower):
     projection_bias = True
 
     def mask(self, valid: jax.Array) -> None:
-        """Return None: every token attends to every other, also to padding, on which the towers were trained."""
+        """Return None, no mask: every token attends to all tokens and to padding, as in the training of the towers."""
         return None
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-        """Return the output at the last token, after the linear layer. ValueError without padding to the length."""
+        """Return the output at the last token, after the linear layer. Raises ValueError unless t is 64."""
         if tokens.shape[1] != self.shape.length:
             raise ValueError(f"SigLIP reads {self.shape.length} tokens with padding, not {tokens.shape[1]}")
         return self.proj(tokens[:, -1])

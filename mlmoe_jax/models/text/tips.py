@@ -59,7 +59,7 @@ _TOKENIZER = on_hub("google/tipsv2-b14", "CC-BY-4.0", "tokenizer.model")  # of a
 
 
 def _entry(backbone: str, hidden: int, depth: int = 12) -> TextEntry:
-    """Return the entry of the text tower beside a backbone. The Hub's file of both lacks the temperature."""
+    """Return the entry of the text tower of a backbone. The file of both towers on the Hub lacks the temperature."""
     vision = VITS[backbone]
     shape = TextShape(
         TipsText,

@@ -41,8 +41,8 @@ class TextShape:
 class Similarity(nnx.Module):
     """The parameters with which a family compares an image with a text: scale · cos(P·image, text) + bias.
 
-    They belong to neither tower, and are stored beside both. P of the shape `projection` (W, E) maps the pooled feature
-    of the backbone to the vectors of texts; None: the feature is compared as it is. Without `bias`, it is 0.
+    They belong to neither tower, and are stored beside both. P maps the pooled feature f32[W] of the backbone to the
+    space of text vectors f32[E]. `projection` is its shape (W, E); None = no P. If `bias` is False, the bias is 0.
     """
 
     def __init__(self, *, bias: bool, projection: tuple[int, int] | None = None):
@@ -52,7 +52,7 @@ class Similarity(nnx.Module):
 
 
 class TextTower(nnx.Module):
-    """A transformer over the tokens of a text. A family says which tokens see one another, and which are pooled."""
+    """A transformer over the tokens of a text. Subclasses say which tokens attend to which, and how they are pooled."""
 
     has_bias = False  # of similarities
     projection_bias: bool | None = None  # of the last layer; None = there is none
@@ -87,7 +87,7 @@ class TextTower(nnx.Module):
         return self.token_embed[tokens] + self.pos_embed[: tokens.shape[1]]
 
     def mask(self, valid: jax.Array) -> np.ndarray | jax.Array | None:
-        """Return which tokens (rows) may attend to which (columns), as `layers.dispatch.attend` takes it."""
+        """Return which tokens (rows) may attend to which (columns), a mask of `layers.dispatch.attend`; None = all."""
         raise NotImplementedError
 
     def pool(self, tokens: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:

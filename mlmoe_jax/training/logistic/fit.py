@@ -30,7 +30,7 @@ KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
 
 def require_only_classifier(trainable: Collection[str], profile: Window | None) -> None:
-    """Raise UserError unless the paths of a linear classifier are the trainable ones, and profiling is off."""
+    """Raise UserError unless exactly the linear classifier is `trainable` (paths), and profiling is off."""
     if other := sorted({KERNEL, BIAS} ^ set(trainable)):
         raise UserError(
             f"train.fit=logistic trains the linear classifier and nothing else, but config.trainable differs "
@@ -45,9 +45,10 @@ def fit_classifier(
 ) -> SplitScores:
     """Fit the classifier, save it as a checkpoint, and return cross-validated scores of the training images.
 
-    The score of an image is by the model that was fitted without its fold. If the run is finished, nothing is fitted,
-    and the stored scores are returned. Otherwise the fitted values become the values of `selection`. Every process
-    computes the whole fit. With vectors of the label names, it is drawn towards the classifiers that they give.
+    The score of an image is computed by the classifier that was fitted without the fold of the image. If the run is
+    finished, nothing is fitted, and the stored scores are returned. Otherwise the fitted values become the values of
+    `selection`. Every process computes the whole fit. If the label space has vectors of label names, these give
+    classifiers, which are the `origin` of `fit_logistic`.
     """
     if int(state.step) and training_finished(experiment.folder):
         return StoredRun(experiment.folder).split(OUT_OF_FOLD)
@@ -75,7 +76,7 @@ def fit_classifier(
 def _classified(
     experiment: Experiment, state: TrainState, table: FeatureTable, features: Float32[np.ndarray, "n d"]
 ) -> Float32[np.ndarray, "n _"]:
-    """Return what the classifier of the head reads for the features of a table."""
+    """Return `image_vectors` of the head, the inputs of its classifier, for `features` of the kind of `table`."""
     definition, (kind,) = experiment.steps.definition, table.kinds
     frozen = {path: value for path, value in state.frozen.items() if path.startswith("head/")}
     head = definition.merge(definition.shapes(), distributed.to_host(frozen)).head

@@ -43,7 +43,7 @@ def solve(
 
     where C is `penalty`, and x_i, y_i and o_i are the features, the label and the offset of image i. The sum is over
     the images whose label k is known and that are not in fold f. If these images are all positive or all negative, the
-    weights w and the bias b keep their start values.
+    weights w and the bias b keep their start values, the arguments `weights` and `biases`.
 
     Args:
       values: x, the features on their principal axes, see `penalty_search.rotate`.
@@ -136,8 +136,8 @@ def _newton(problem: _Problem, point: _Step, offsets: PerImage, tolerance: Scala
 class _NewtonSystem(NamedTuple):
     """The linear systems H · direction = −g of P regressions, with the Hessian H and the gradient g of the objective.
 
-    The bias is not penalized, so its diagonal entry of H can vanish where all margins are large. It is raised to at
-    least |g|/4, where g is the entry of the bias in the gradient.
+    The bias is not penalized, so its diagonal entry of H can vanish where all margins are large. This entry is raised
+    to at least |g_b|/4, where g_b is the entry of the bias in the gradient.
     """
 
     problem: _Problem
@@ -163,7 +163,7 @@ class _NewtonSystem(NamedTuple):
 
 
 def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Flags) -> _Step:
-    """Return approximate Newton directions −H⁻¹g by preconditioned conjugate gradients.
+    """Return approximate Newton directions −H⁻¹g, computed by preconditioned conjugate gradients.
 
     The iteration ends when each regression has `converged` or has a residual below RESIDUAL, or after CONJUGATE steps.
     """
@@ -199,7 +199,8 @@ def _line_search(
 ) -> PerColumn:
     """Return the largest step size of 1, 1/2, 1/4, … that decreases each objective enough (Armijo); 0 if none does.
 
-    `margins` are those at `point`, `change` their change for step size 1, and `slope` the directional derivatives.
+    `margins` are the margins at `point`, `change` is their change for step size 1, and `slope` is the derivative of
+    each objective along `direction`.
     """
     norm = (point.weights * point.weights).sum(axis=0)
     mixed = (point.weights * direction.weights).sum(axis=0)

@@ -5,7 +5,7 @@ For each label the weights w and the intercept b minimize, as in scikit-learn,
     C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2,    y_i = ±1,
 
 over the images whose label is known. The problem is convex, so the result depends on no start, rate or number of steps.
-All labels use one C, the value with the least mean log loss of the images outside each fold's fit (M. Stone,
+All labels use one C, selected by cross-validation: the value with the least mean log loss on held-out folds (M. Stone,
 "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974).
 
 If the labels have weights w₀ and intercepts b₀ already, such as vectors of their names give, the penalty is
@@ -90,8 +90,8 @@ def fit_logistic(
 ) -> LogisticFit:
     """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
-    A label that is positive for all images or for none gets no weights and the bias ±log(n + 1). With an `origin`, it
-    keeps the weights and the bias of its origin instead.
+    A label that is positive for all images or for none gets no weights and the bias ±log(n + 1). With an `origin`, such
+    a label keeps the weights and the bias of `origin` instead.
 
     Args:
       codes: label codes, as `difficult`, in `data.label_codes.targets`.
@@ -99,7 +99,7 @@ def fit_logistic(
       origin: classifiers towards which the fit is drawn if that lowers the loss; None = 0.
 
     Raises:
-      UserError: there are fewer than two images or groups.
+      UserError: there are fewer than two images or units.
     """
     count = len(codes) if units is None else len(set(units))
     if count < 2:
@@ -188,7 +188,8 @@ class PenaltySearch:
         """Return the start of the first solution: weights of zero, and the biases of constant labels.
 
         A label is constant in a fit if its known images are all positive or all negative, and `newton.solve` then
-        leaves it unchanged. If it is constant in all fits and has offsets, its bias is 0, so that the offsets remain.
+        leaves its parameters unchanged. If a label is constant in all fits and has offsets, its biases are 0, so that
+        its logits are the offsets.
         """
         weights = np.zeros((self.values.shape[1], self.label.shape[1], self.fits), np.float32)
         biases = np.stack([self._constant_biases(self.fold != number) for number in range(self.fits)], axis=1)
@@ -198,8 +199,8 @@ class PenaltySearch:
     def _constant_biases(self, rows: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " k"]:
         """Return the bias of each label that is constant on the images `rows`, and 0 for other labels.
 
-        Without offsets it is log(n + 1) if the label is positive, else −log(n + 1), for all n images. With offsets, the
-        mean odds of an exception are 1 / (n + 1) as well.
+        Without offsets, the bias is log(n + 1) if the label is positive, else −log(n + 1), where n is the number of all
+        images. The odds of the opposite label are then 1 / (n + 1). With offsets, their mean is 1 / (n + 1).
         """
         counted = rows.astype(np.float32)
         positives = counted @ self.label
@@ -227,8 +228,8 @@ class PenaltySearch:
     def _walk(self, fit: PenaltyFit, factor: float, best: PenaltyFit, losses: dict[float, float]) -> PenaltyFit:
         """Multiply C by `factor` until PATIENCE values in a row have not lowered the loss; return the best solution.
 
-        `fit` is the solution for the current C, and `best` the best so far. The losses of new values are added to
-        `losses`.
+        `fit` is the solution for the current C, and `best` is the best solution so far. The losses of new values are
+        added to `losses`.
         """
         waited = 0
         while waited < PATIENCE:

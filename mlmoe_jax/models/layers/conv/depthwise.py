@@ -27,7 +27,7 @@ TILE_POSITIONS = 32  # the most positions of a map whose products are summed in 
 def convolve_depthwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
     """Return the convolution of each channel of `x` [B,H,W,C] with its kernel in `kernel` [h,w,1,C].
 
-    It is summed in float32 and has the type of `x`. Only reverse-mode differentiation is possible.
+    The sums are computed in float32, and the result has the type of `x`. Only reverse-mode differentiation is possible.
     """
     return _sum_of_shifts(x, kernel, how.strides, how.pads)
 
@@ -59,8 +59,9 @@ convolve_depthwise.defvjp(_forward, _backward)
 def _image_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangent: jax.Array):
     """Return the gradient with respect to the image.
 
-    The positions of the padded image that have equal remainders by the strides read the same part of the kernel. Their
-    gradient is a convolution of the cotangent with this part, flipped. These gradients are interleaved.
+    Positions of the padded image are grouped by their remainders after division by the strides. The positions of a
+    group meet the same weights of the kernel. The gradient of a group is a convolution of the cotangent with these
+    weights, flipped. The gradients of all groups are then interleaved.
     """
     strides, edges, taps = how.strides, [], []
     for side, pad, outputs, length, stride in zip(
@@ -81,9 +82,10 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangent
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangent: jax.Array):
-    """Return the gradient with respect to the kernel: the sums for all of its positions, a tile of the map at a time.
+    """Return the gradient with respect to the kernel.
 
-    This is faster than a sum for each position, row by row.
+    A loop over tiles of the map adds to the sums of all kernel positions at once. This is faster than a separate sum
+    over the map for each kernel position.
     """
     window, size, strides = kernel.shape[:2], cotangent.shape[1:3], how.strides
     padded = pad_maps(x, 0.0, how.pads).astype(jnp.float32)
@@ -107,7 +109,7 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangen
 
 
 def _tiles(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return rows and columns of a tile of a map, and how many tiles are along and across."""
+    """Return (rows, columns) of a tile of a map, and (rows, columns) of the grid of tiles."""
     across = -(-columns // TILE_POSITIONS)
     width = -(-columns // across)
     height = min(rows, TILE_POSITIONS // width)
@@ -117,7 +119,7 @@ def _tiles(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
 def _sum_of_products(
     image: jax.Array, slopes: jax.Array, window: tuple[int, int], strides: tuple[int, int]
 ) -> jax.Array:
-    """Return the sum of the windows of `image` [B,_,_,C], each times its slope in `slopes` [B,H,W,C]: [B,h,w,C]."""
+    """Return Σ window · slope [B,h,w,C] over the H·W windows of `image` [B,_,_,C] and their `slopes` [B,H,W,C]."""
     (down, right), (height, width) = strides, window
     total = jnp.zeros((), jnp.float32)
     for row, column in itertools.product(*map(range, slopes.shape[1:3])):

@@ -1,4 +1,4 @@
-"""What a convolution is beside its arrays, and padding, shifts and tiles of maps [B,H,W,C]."""
+"""The settings of a convolution, and padding, shifts and tiles of maps [B,H,W,C]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_PADS: Pads = ((0, 0), (0, 0))
 
 
 class Convolution(NamedTuple):
-    """What a convolution is beside its maps and its kernel. `general` is XLA's own, a function of these two arrays."""
+    """The settings of a convolution. `general` is XLA's own convolution, a function of maps and kernel."""
 
     strides: tuple[int, int] = (1, 1)
     pads: Pads = NO_PADS
@@ -25,7 +25,7 @@ class Convolution(NamedTuple):
 
 
 def pad_maps(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, int]]) -> jax.Array:
-    """Return `x` [B,H,W,C] with `pads` rows and columns of the value `fill` before and after."""
+    """Return `x` [B,H,W,C], padded with the value `fill`; `pads` is ((top, bottom), (left, right))."""
     edges = [(before, after, 0) for before, after in pads]
     return lax.pad(x, jnp.asarray(fill, x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
 
@@ -33,7 +33,7 @@ def pad_maps(x: jax.Array, fill: jax.Array | float, pads: Iterable[tuple[int, in
 def measure_result(
     x: jax.Array, window: tuple[int, int], strides: tuple[int, int], pads: Iterable[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the rows and columns of what a convolution or a pooling makes of `x` [B,H,W,C] with `pads`."""
+    """Return the (rows, columns) of the result of a convolution or a pooling of `x` [B,H,W,C] with `pads`."""
     rows, columns = (
         (side + sum(pad) - length) // stride + 1
         for side, pad, length, stride in zip(x.shape[1:3], pads, window, strides, strict=True)
@@ -44,7 +44,7 @@ def measure_result(
 def shift_maps(
     padded: jax.Array, window: tuple[int, int], strides: tuple[int, int], size: tuple[int, int]
 ) -> Iterator[jax.Array]:
-    """Yield what each position of a window reads of `padded` [B,H,W,C], as [B, *size, C], row by row."""
+    """Yield, per position in a window, row by row, the values [B, *size, C] of `padded` [B,H,W,C] in all windows."""
     (down, right), (rows, columns) = strides, size
     for i, j in itertools.product(*map(range, window)):
         yield padded[:, i : i + (rows - 1) * down + 1 : down, j : j + (columns - 1) * right + 1 : right]

@@ -1,4 +1,4 @@
-"""XLA's convolution, whose gradient by the kernel is computed as matmuls."""
+"""XLA's convolution, whose gradient with respect to the kernel is computed by matmuls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MATMUL_ROWS = 192  # the most rows of a matmul that positions of a kernel share 
 
 
 def convolve_with_matmul_gradient(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax.Array:
-    """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C,D], with matmuls as the gradient by the kernel.
+    """Return XLA's convolution of `x` [B,H,W,C] with `kernel` [h,w,C,D], whose kernel gradient is computed by matmuls.
 
-    XLA computes this gradient as a convolution with the cotangent as the kernel.
+    XLA itself would compute this gradient as a convolution with the cotangent as its kernel.
     """
 
     def forward(x: jax.Array, kernel: jax.Array):
@@ -37,7 +37,9 @@ def convolve_with_matmul_gradient(x: jax.Array, kernel: jax.Array, how: Convolut
 
 
 def _kernel_gradient(shifts: Iterable[jax.Array], cotangent: jax.Array, precision) -> jax.Array:
-    """Return the gradient by the kernel [h·w·C,D], from what its positions read [B,H,W,C], and from the cotangent.
+    """Return the gradient [h·w·C,D] with respect to the kernel.
+
+    `shifts` are the inputs [B,H,W,C] of each kernel position, see `shift_maps`. `cotangent` is [B,H,W,D].
 
     With few channels, several positions share a matmul, because a matmul with few rows wastes time.
     """

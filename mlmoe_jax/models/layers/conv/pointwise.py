@@ -19,7 +19,7 @@ def convolve_pointwise(x: jax.Array, kernel: jax.Array, how: Convolution) -> jax
 def multiply_maps(x: jax.Array, kernel: jax.Array, precision) -> jax.Array:
     """Return `x` […,C] times `kernel` [C,D].
 
-    It is computed in two dimensions, because XLA transposes the gradient of a matmul in more dimensions.
+    The matmul is computed in two dimensions, because XLA transposes the gradient of a matmul in more dimensions.
     """
     result = _product(x.reshape(-1, x.shape[-1]), kernel, precision)
     return result.reshape(*x.shape[:-1], -1)
@@ -43,10 +43,10 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def contract_rows(rows: jax.Array, slopes: jax.Array, precision) -> jax.Array:
-    """Return the product [C,D] of `rows` [R,C], transposed, and `slopes` [R,D].
+    """Return the product `rows`ᵀ · `slopes` [C,D] of `rows` [R,C] and `slopes` [R,D].
 
-    XLA's matmul is slower if the product has more rows than columns, so this one is transposed afterwards. XLA would
-    move the transposition into a matmul, but not past a reshape.
+    XLA's matmul is slower if the product has more rows than columns. In this case, the transposed product is computed,
+    and then transposed. A reshape between both prevents XLA from moving the transposition into the matmul.
     """
     height, width = rows.shape[1], slopes.shape[1]
     if height <= width or height % 2:

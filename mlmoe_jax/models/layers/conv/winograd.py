@@ -31,12 +31,12 @@ class Transforms:
 
     @property
     def tile(self) -> int:
-        """Rows and columns of a tile of results."""
+        """The number of rows, and of columns, of a tile of results."""
         return len(self.result)
 
     @property
     def points(self) -> int:
-        """Rows and columns of what a tile reads."""
+        """The number n of rows, and of columns, of the input values that a tile reads."""
         return len(self.image)
 
 
@@ -91,14 +91,17 @@ convolve_tiles.defvjp(_forward, _backward)
 
 
 def _transform_kernel(kernel: jax.Array, matrix: np.ndarray, precision, *, before: jax.Array) -> jax.Array:
-    """Return G g Gᵀ, computed after `before`. XLA would transform, and store, the kernels of all layers at once."""
+    """Return G g Gᵀ, computed after `before`. Otherwise XLA would transform and store all kernels at once."""
     return _transform(matrix, kernel, precision, dependent_zero(before))
 
 
 def _convolve(
     x: jax.Array, weights: jax.Array, transforms: Transforms, pads: Pads, precision, *, channels: int
 ) -> jax.Array:
-    """Return the convolution of `x` with a transformed kernel, of whose [n·n,C,D] `channels` is the summed axis."""
+    """Return the convolution of `x` with the transformed kernel `weights` [n,n,C,D].
+
+    `channels` is the axis that is summed, counted in [n·n,C,D].
+    """
     rows, columns = counts = _count_tiles(x, transforms, pads)
     images = _transform_image(x, transforms, pads, counts)
     weights = weights.reshape(-1, *weights.shape[2:])
@@ -123,7 +126,7 @@ def _kernel_gradient(x: jax.Array, slope: jax.Array, transforms: Transforms, pad
 
 
 def _count_tiles(x: jax.Array, transforms: Transforms, pads: Pads) -> tuple[int, int]:
-    """Return how many tiles are along and across the result."""
+    """Return the (rows, columns) of the grid of tiles that covers the result."""
     height, width = measure_result(x, (SIZE, SIZE), (1, 1), pads)
     return -(-height // transforms.tile), -(-width // transforms.tile)
 
@@ -133,7 +136,7 @@ def _transform_image(
 ) -> jax.Array:
     """Return Bᵀ d B of the n×n values d that each tile reads of `x` [B,H,W,C], as [n·n,B·rows·columns,C].
 
-    It is a sum of slices for each row of Bᵀ, because the values of tiles overlap.
+    Slices are summed for each row of Bᵀ, because the inputs of tiles overlap. `zero` is the value of the padding.
     """
     edges = [
         (before, (count - 1) * transforms.tile + transforms.points - side - before)
@@ -157,14 +160,14 @@ def _weighted_sum(weights: Sequence[float], parts: Sequence[jax.Array]) -> jax.A
 
 
 def _transform(matrix: np.ndarray, x: jax.Array, precision, zero: jax.Array | float = 0.0) -> jax.Array:
-    """Return M x Mᵀ for the matrix M and the first two axes of `x`, as one matmul."""
+    """Return M x Mᵀ for the matrix M and the first two axes of `x`, as one matmul. `zero`: see `dependent_zero`."""
     both = jnp.asarray(np.kron(matrix, matrix), x.dtype) + zero
     result = jnp.dot(both, x.reshape(both.shape[1], -1), precision=precision)
     return result.reshape(len(matrix), len(matrix), *x.shape[2:])
 
 
 def _cut_tiles(x: jax.Array, size: int, counts: tuple[int, int]) -> jax.Array:
-    """Return the tiles [size,size,B,rows,columns,C] of `x` [B,H,W,C], of which zeros complete the last."""
+    """Return the tiles [size,size,B,rows,columns,C] of `x` [B,H,W,C]. Zeros complete the last tiles."""
     rows, columns = counts
     edges = [(0, count * size - side) for count, side in zip(counts, x.shape[1:3], strict=True)]
     x = pad_maps(x, 0.0, edges)
