@@ -71,7 +71,7 @@ def assign_folds(
 
 
 def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
-    """Return the fold of each unit, see `assign_folds`. `table` is the result of `_count_images`."""
+    """Return the fold of each unit, below the number of folds `count`; see `assign_folds` and `_count_images`."""
     by_unit, remaining = csr_array(table), table.sum(axis=0)
     lacking, fold = np.tile(remaining, (count, 1)), np.full(table.shape[0], -1)  # `lacking` is multiplied by `count`
     images = remaining[-1]

@@ -193,8 +193,8 @@ def headlines(results: Results) -> list[str]:
 def results_table(results: Results, *, every: bool = False) -> Table:
     """Return a table of metrics in percent, with one row per metric and one column per split.
 
-    A cell is empty if the split lacks the metric. The table has only the main metrics. If `every` is True, it has all
-    metrics, and the main metrics are the last rows.
+    A cell is empty if the split lacks the metric. By default, the table has only the main metrics. If `every` is True,
+    it has all metrics, and the main metrics are the last rows.
     """
     main = headlines(results)
     names = dict.fromkeys(name for values in results.values() for name in values)

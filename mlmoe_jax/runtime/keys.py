@@ -456,7 +456,7 @@ def keys_of(registry: Registry, choice: str) -> dict[str, Key | ConfigSection]:
 
 
 def key_like(value: Any) -> Key:
-    """Return a key of the type of `value` with `value` as its default, for an option of a config file."""
+    """Return a config key of the type of `value` with `value` as its default, for an option of a config file."""
     keys = {bool: FlagKey, int: IntegerKey, float: NumberKey, tuple: TextsKey, str: TextKey}
     return keys[type(value)](value, "")
 

@@ -1,3 +1,3 @@
-"""The version of the package, read by the build, the public names, run folders and reports."""
+"""The version of the package. The build, `mlmoe_jax.__version__`, run folders and reports take it from here."""
 
 __version__ = "0.1.0"

@@ -62,10 +62,10 @@ def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
 def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batch:
     """Replace a rectangle of each image by the same rectangle of its partner (CutMix, eq. 1–2).
 
-    Targets are averaged with weights λ for the image, its `share`, and 1 − λ for the partner. The rectangle is √(1 − λ)
-    times as high and as wide as the image. Its center is uniform, drawn from `key`. The rectangle is clipped at the
-    borders of the image. For the targets, λ is then recomputed as the fraction of the area that is not replaced, as in
-    the authors' code.
+    Targets are averaged with weight λ for the image and 1 − λ for its partner, where λ is the `share` of the image. The
+    rectangle is √(1 − λ) times as high and as wide as the image. Its center is uniform, drawn from `key`. The rectangle
+    is clipped at the borders of the image. For the targets, λ is then recomputed as the fraction of the area that is
+    not replaced, as in the authors' code.
     """
     image = batch["image"]
     down, across = (

@@ -139,7 +139,7 @@ class GridRun(GridPoint):
 
 
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
-    """Check the configs of a grid, and return its runs without results, which `train_missing` reads.
+    """Check the configs of a grid, and return its runs. Their results are not set; `train_missing` sets them.
 
     Each run has a folder below `folder`. UserError if a config cannot be trained, or a folder has a run of another
     config.

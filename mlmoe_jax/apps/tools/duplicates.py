@@ -151,7 +151,7 @@ def _duplicates_of(
     same = first is second
 
     def split_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Convert pairs of indices into the readable images to pairs of rows of the splits."""
+        """Return pairs of rows of the splits. `pairs` are pairs of positions in the lists of readable images."""
         return [(int(first_images.row[i]), int(second_images.row[j])) for i, j in pairs]
 
     pairs_by_kind = {

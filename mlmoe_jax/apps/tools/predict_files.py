@@ -78,10 +78,11 @@ def predict_files(
 
 
 def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
-    """Return the images to label. Each process of a job gets all paths, but only the first process gets the accounts.
+    """Return the images to label. Only the first process of a job gets the `Usage` of each item of `items`.
 
-    Only the first process has standard input. Therefore, it makes the list and sends it to all other processes. If
-    there is no image, it raises UserError, which ends the job.
+    With `repeats`, a path that is named twice is labeled twice. Only the first process has standard input. Therefore,
+    it makes the list and sends it to all other processes. If there is no image, it raises UserError, which ends the
+    job.
     """
     found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
     return found._replace(paths=distributed.broadcast_from_first(found.paths))

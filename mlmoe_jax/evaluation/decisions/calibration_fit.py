@@ -207,7 +207,7 @@ def _descend(
 ) -> tuple[_PerLabel, _PerLabel, _Matrices]:
     """Return the parameters after a Newton step, `theta` - `step`, and the gradient and the Hessian there.
 
-    The step of a label is halved while its loss rises more steeply after the step than it falls before it.
+    The step of a label is halved while the loss rises more steeply at its end than the loss falls at its start.
     """
     after, hessian = posterior.derivatives(theta - step, labels)
     while (rises := ((after + gradient) * step).sum(axis=1) < 0).any():

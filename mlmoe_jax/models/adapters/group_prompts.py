@@ -49,7 +49,8 @@ class GroupPrompts(DeepPrompts):
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
     """Return the sizes of the axes (side, expert, group) into which the P prompts can be reshaped.
 
-    Prompt s·M·G + e·G + g belongs to side s, expert e and group g, as in the authors' checkpoints.
+    With M = `per_group` experts and G = `groups`, prompt s·M·G + e·G + g belongs to side s, expert e and group g, as in
+    the authors' checkpoints.
     """
     return sides, per_group, groups
 

@@ -41,8 +41,8 @@ class CNNRNNHead(Head):
     Training (`labels` is not None) uses teacher forcing. The target sequence has the labels of the image by decreasing
     training frequency, followed by the end. `penalties["sequence"]` is the negative log-probability of the target
     sequence, which is the sum of the cross-entropies of its steps. A sequence of more than `max_labels` labels is
-    truncated, and the end is then no target. The logit of a label is the logit of its largest probability over the
-    steps, so the logits depend on `labels`.
+    truncated, and the end is then no target. The output for a label is log(p / (1 − p)), where p is its largest
+    probability over the steps, so the outputs depend on `labels`.
 
     Evaluation (`labels` is None) uses beam search. The logit of a label is the logit of its largest probability at any
     step of any path in the beam. This score is our convention, so that a mean average precision can be computed. The

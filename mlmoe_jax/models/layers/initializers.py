@@ -1,4 +1,4 @@
-"""Initial values as in PyTorch's layers and in the visual-prompt-tuning code, and constants of a model."""
+"""Initializers of parameters, as in PyTorch's layers and in the visual-prompt-tuning code. `Constant` never trains."""
 
 import math
 from typing import Any

@@ -83,7 +83,7 @@ class _Problem(NamedTuple):
     penalty: Scalar  # C, the factor of the log loss in the objective of `solve`
 
     def are_constant(self) -> Flags:
-        """Return which regressions have only positive images, only negative images, or none."""
+        """Return which regressions are constant: all images are positive, all are negative, or there is none."""
         positives = (self.counted * self.target).sum(axis=0)
         return (positives == 0) | (positives == self.counted.sum(axis=0))
 
