@@ -181,8 +181,10 @@ def open_run(
     from mlmoe_jax.config.loading import override_pairs
     from mlmoe_jax.runs import restore
     from mlmoe_jax.runs.shared_model import run_folder
+    from mlmoe_jax.runtime.files import is_read_only
 
-    return restore.open_run(run_folder(workdir), override_pairs(overrides), which=checkpoint)
+    own = not is_read_only(workdir)
+    return restore.open_run(run_folder(workdir), override_pairs(overrides), which=checkpoint, own=own)
 
 
 def build_model(

@@ -1,6 +1,6 @@
 """The configuration: every key, loading, validation, published recipes; may use models and the packages below."""
 
-from mlmoe_jax.config.defaults import default_config, flatten, portable, use_adapter
+from mlmoe_jax.config.defaults import default_config, flatten, portable, trusted, use_adapter
 from mlmoe_jax.config.loading import (
     CONFIG_FOLDER,
     apply_overrides,
@@ -33,6 +33,7 @@ __all__ = [
     "set_key",
     "split_references",
     "to_json",
+    "trusted",
     "use_adapter",
     "validate",
 ]

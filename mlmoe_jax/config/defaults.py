@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -41,14 +42,21 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
 
 
 def portable(config: ConfigDict) -> ConfigDict:
-    """Return a copy of a config for a shared model.
+    """Return a copy of a config for a shared model, see `Key.portable`."""
+    return _convert(config, lambda key, value: key.portable(value))
 
-    Each value is kept, shortened to the last part of a path, or replaced by the default of its key; see `Key.portable`.
-    """
-    shared = config.copy_and_resolve_references()
+
+def trusted(config: ConfigDict) -> ConfigDict:
+    """Return a copy of the config of a shared model with what such a model decides, see `Key.trusted`."""
+    return _convert(config, lambda key, value: key.trusted(value))
+
+
+def _convert(config: ConfigDict, convert: Callable[[Key, Any], Any]) -> ConfigDict:
+    """Return a copy of a config in which each value is `convert` of its key and its value."""
+    converted = config.copy_and_resolve_references()
     values = flatten(config).items()
-    shared.update_from_flattened_dict({name: key_named(name).portable(value) for name, value in values})
-    return shared
+    converted.update_from_flattened_dict({name: convert(key_named(name), value) for name, value in values})
+    return converted
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:

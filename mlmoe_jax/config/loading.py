@@ -24,6 +24,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.keys import Key, TextsKey, key_like, to_tuples
 from mlmoe_jax.runtime.registry import nearest, suggestion
+from mlmoe_jax.runtime.text import printable
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed package contains the configs; a checkout has them next to the package.
@@ -239,10 +240,13 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
         for name in required:
             stored[name]  # a KeyError names it
         for name, value in stored.items():
-            if name in SECTIONS or key_named(name) is not None:
+            if name in SECTIONS:
+                raise ValueError(f"{name} should be an object")
+            if key_named(name) is not None:
                 _assign(config, name, to_tuples(value))
             else:
                 unknown.append(name)
     if unknown:
-        logging.getLogger(__name__).warning("%s has unknown keys, which are ignored: %s", source, ", ".join(unknown))
+        names = printable(", ".join(unknown), 1000)
+        logging.getLogger(__name__).warning("%s has unknown keys, which are ignored: %s", source, names)
     return config

@@ -39,7 +39,7 @@ _WHOLE = section(
     "Everything that a run depends on.",
     stages=("model", "train"),
     on_resume="fixed",
-    shared="value",
+    shared="record",
     seed=IntegerKey(
         0,
         "Seed of initial weights, image order, augmentation, dropout and label clustering.",

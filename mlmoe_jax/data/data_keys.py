@@ -57,13 +57,20 @@ DATA_KEYS = section(
         0, "Seed of the hash of names that holds images out; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
     image_size=IntegerKey(
-        64, "Side of the square images of the network.", above=0, most=8192, unit="pixels", stages=("image",)
+        64,
+        "Side of the square images of the network.",
+        above=0,
+        most=8192,
+        unit="pixels",
+        stages=("image",),
+        shared="value",
     ),
     resize=ChoiceKey(
         "square",
         "How an image gets this size, unless augment.geometry says otherwise.",
         choices={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
         stages=("image",),
+        shared="value",
     ),
     crop_fraction=NumberKey(
         0.875,
@@ -71,10 +78,14 @@ DATA_KEYS = section(
         above=0,
         most=1,
         stages=("image",),
+        shared="value",
         only_if={"resize": ("crop",)},
     ),
     reduced_decoding=FlagKey(
-        False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers.", stages=("image",)
+        False,
+        "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers.",
+        stages=("image",),
+        shared="value",
     ),
     bad_images=ChoiceKey(
         "error",
@@ -87,6 +98,7 @@ DATA_KEYS = section(
         "Truncated JPEGs; other formats are always refused.",
         choices={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
         stages=("image",),
+        shared="value",
         on_resume="reported",
     ),
     exif=ChoiceKey(
@@ -94,6 +106,7 @@ DATA_KEYS = section(
         "EXIF orientation; mlmoe predict applies it unless this key is set there.",
         choices={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
         stages=("image",),
+        shared="value",
         on_resume="reported",
     ),
     gray_bits=IntegerKey(
@@ -102,6 +115,7 @@ DATA_KEYS = section(
         least=8,
         most=16,
         stages=("image",),
+        shared="value",
     ),
     difficult_train=ChoiceKey(
         "negative", "How difficult labels count in training.", choices=_DIFFICULT, stages=("train", "pack")
@@ -112,7 +126,7 @@ DATA_KEYS = section(
         "Positives known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or a list "
         "(.txt); if not all, every other training label is unknown.",
         stages=("train",),
-        shared="name",
+        shared="record",
     ),
     keep_empty=FlagKey(
         False,

@@ -17,6 +17,7 @@ EVAL_KEYS = section(
             "bfloat16": "bfloat16",
             "float16": "as the authors of ML-VPT evaluate",
         },
+        shared="value",
     ),
     every_epochs=IntegerKey(
         1, "Interval between evaluations in training.", above=0, unit="epochs", stages=("train",), only_if=BY_STEPS
@@ -44,9 +45,13 @@ EVAL_KEYS = section(
         "Lowest probability of a predicted label, for precision, recall, F1 and mlmoe predict.",
         least=0,
         most=1,
+        shared="value",
     ),
     consistent=FlagKey(
-        True, "Report scores that agree with data.tree, not independent scores.", only_if={"data.tree": others("")}
+        True,
+        "Report scores that agree with data.tree, not independent scores.",
+        only_if={"data.tree": others("")},
+        shared="value",
     ),
 )
 
@@ -98,7 +103,10 @@ CALIBRATION_KEYS = section(
     stages=("calibrate",),
     on_resume="free",
     use=FlagKey(
-        True, "Report corrected scores in mlmoe predict, serve and export, not raw probabilities.", stages=("score",)
+        True,
+        "Report corrected scores in mlmoe predict, serve and export, not raw probabilities.",
+        stages=("score",),
+        shared="value",
     ),
     method=ChoiceKey(
         "platt",

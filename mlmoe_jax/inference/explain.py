@@ -231,7 +231,7 @@ def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | No
     """
     if not config.report.samples:
         return
-    run = run or open_run(folder)
+    run = run or open_run(folder, own=True)
     data = run.config.data
     if not (name := next(iter((*data.test_splits, data.val_split)))):
         raise UserError("data.test_splits and data.val_split are empty; name the split to take sample images from")

@@ -95,6 +95,7 @@ TERM_KEYS = section(
     "Weights of the head's terms: cls and patches of linear; cls and quarters of pat; map and graph of add_gcn; co and "
     "dc of the group heads, co_gate and dc_gate of group_experts.",
     only_if=BY_STEPS,
+    shared="value",  # a head refuses weights of terms that it does not compute
     further=NumberKey(0.0, "Weight of a further term of the head."),
     logits=NumberKey(1.0, "Weight of the loss of the final logits."),
 )

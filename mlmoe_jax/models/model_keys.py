@@ -13,7 +13,7 @@ BACKBONE_KEYS = section(
         "auto",
         "Weights: auto is the published file, none is random, anything else a path.",
         stages=("model", "encode"),
-        shared="name",
+        shared="value",
     ),
     batch_norm=ChoiceKey(
         "frozen",
@@ -43,6 +43,7 @@ ADAPTER_SECTIONS = section(
 MODEL_KEYS = section(
     "The model: a backbone, prompts inside it, and a head on top.",
     stages=("model",),
+    shared="value",
     dtype=ChoiceKey(
         "auto",
         "Type of matrix products; trainable parameters stay in float32.",
@@ -78,6 +79,7 @@ MODEL_KEYS = section(
         "What computes convolutions, pooling and attention; results differ by rounding.",
         choices={"auto": "the quickest known implementation per device", "xla": "XLA's own operations"},
         on_resume="reported",
+        shared="record",
     ),
     backbone=BACKBONE_KEYS,
     prompts=PROMPT_KEYS,

@@ -38,7 +38,6 @@ from mlmoe_jax.runs.assemble import (
 )
 from mlmoe_jax.runs.decisions import write_fixed
 from mlmoe_jax.runs.folder import (
-    ADAPTER,
     BACKBONE,
     CHECKPOINTS,
     CONFIG,
@@ -50,7 +49,7 @@ from mlmoe_jax.runs.folder import (
     read_config,
     read_label_space,
 )
-from mlmoe_jax.runs.shared_model import restore_adapter
+from mlmoe_jax.runs.shared_model import is_shared, learned_rules, restore_adapter
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -71,6 +70,7 @@ class Run:
       values: path -> array, the trained parameters and the batch statistics.
       frozen: path -> array, the frozen parameters.
       label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
+      own: whether `config` says which data are the run's. It does not if the model may be somebody else's.
       notes: the notes of the checkpoint, and the entry `outdated`, whether the newest checkpoint was damaged.
       scores: function from logits to the reported probabilities.
     """
@@ -85,6 +85,7 @@ class Run:
     label_axes: LabelAxes | None
     notes: Mapping[str, Any]
     scores: Scores = field(default_factory=Scores)
+    own: bool = True
 
     @property
     def outdated(self) -> bool:
@@ -97,7 +98,12 @@ class Run:
         return self.notes["step"]
 
     def open_split(self, name: str, data_config: ConfigDict | None = None) -> Split:
-        """Open a split with the labels and the tree of the run. `data_config` replaces `config.data` if it is given."""
+        """Open a split with the labels and the tree of the run.
+
+        `data_config` replaces `config.data`. Raises UserError if neither says which data to open.
+        """
+        if data_config is None and not self.own:
+            raise UserError("a shared model names no data: give the section `data` of a config of your own")
         space = self.label_space
         return open_split(
             data_config or self.config.data, name, classes=space.names, tree=space.tree, seed=self.config.seed
@@ -184,7 +190,9 @@ def write_run_metadata(
     folder.write_text(CONFIG, configuration.to_json(config))
 
 
-def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST) -> Run:
+def open_run(
+    folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST, own: bool = False
+) -> Run:
     """Restore a trained model from a run folder, with matmuls in `eval.dtype`.
 
     Published backbone weights are read from their own file. If the newest checkpoint is damaged, the preceding
@@ -195,6 +203,7 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
         trained model are allowed.
       which: "best": the values that training selected. "latest": the values of the newest checkpoint. A step, such as
         "200": the values that were selected when the checkpoint of this step was saved.
+      own: as in `read_run`.
 
     Raises:
       UserError: the folder is not a run folder, it has no such checkpoint, or the frozen weights have changed.
@@ -202,7 +211,7 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
         raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
     status(f"restoring {folder}")
-    config, label_space = read_run(folder, overrides)
+    config, label_space = read_run(folder, overrides, own=own)
     preprocess = read_preprocess(folder, preprocess_for(config).image_size)
 
     mesh = setup_jax(config, training=False)
@@ -224,16 +233,25 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
         mesh=mesh,
         label_axes=label_axes,
         notes={**restored.notes, "outdated": outdated},
+        own=own or not is_shared(folder),
     )
 
 
-def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
+def read_run(
+    folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, own: bool = False
+) -> tuple[ConfigDict, LabelSpace]:
     """Return the config, with overrides as in `open_run`, and the label space of a run.
+
+    The config of a shared model may be hostile. Unless it is the user's `own`, it decides only the model and its
+    preprocessing, see `config.trusted`. What trains follows from the stored values in any case.
 
     Raises UserError if the folder is not a run folder, an override is not allowed, or the label space is damaged.
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
+    if is_shared(folder):
+        config = config if own else configuration.trusted(config)
+        config.trainable = learned_rules(folder)
     configuration.require_changeable([key for key, _ in overrides])
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
@@ -270,8 +288,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     model = nnx.eval_shape(build)
     parts = split_model(model, config)
     if elsewhere := parts.frozen.keys() - stored.keys():
-        if (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
-            raise UserError(f"{folder} is damaged: {FROZEN} has not all of its frozen weights, which are not published")
+        if is_shared(folder) and (lacking := elsewhere & parts.unpublished):
+            raise UserError(f"{folder} is damaged: it lacks weights that are not published, such as {min(lacking)}")
         fill_backbone(model, config)
         draw_missing(model, build, drawable=elsewhere)
         _, values, _ = ModelDef.split(model)
@@ -288,7 +306,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
     The shapes are those of `parts`. In the result, `selected` has the values, path -> array. The checkpoint `which` is
     described in `open_run`. Raises UserError if there are no such values.
     """
-    if (folder / ADAPTER).exists():
+    if is_shared(folder):
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, parts.learned, mesh)

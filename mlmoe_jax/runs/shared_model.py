@@ -8,8 +8,10 @@ version that wrote it, and the origin of the values.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,8 @@ from mlmoe_jax.runs.folder import (
     THRESHOLDS,
     RunFolder,
 )
-from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA
-from mlmoe_jax.runtime.formats import read_metadata
+from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA, open_regular
+from mlmoe_jax.runtime.formats import read_header
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -96,6 +98,18 @@ def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: notes[name] for name in _ORIGIN}
 
 
+def is_shared(folder: RunFolder) -> bool:
+    """Return whether a folder has the values of a shared model, instead of checkpoints."""
+    return (folder / ADAPTER).exists()
+
+
+def learned_rules(folder: RunFolder) -> tuple[tuple[str, bool], ...]:
+    """Return rules for `config.trainable`: the values in adapter.safetensors were trained, and all others were not."""
+    with folder.reading(ADAPTER):
+        names = "|".join(map(re.escape, _read_header(folder)))
+    return (f"^({names})$", True), ("", False)
+
+
 def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     """Read the values that `write_adapter` wrote, and place them on a mesh.
 
@@ -105,7 +119,7 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     with folder.reading(ADAPTER):
         content = folder.read_bytes(ADAPTER)
         tensors = load(content)
-        notes = _stored_origin(folder, content)
+        notes = _stored_origin(folder, read_header(io.BytesIO(content)))
         shapes = {path: value.shape for path, value in tensors.items()}
         expected = {path: value.shape for path, value in like.items()}
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
@@ -116,10 +130,10 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
 
 def read_origin(folder: RunFolder) -> dict[str, Any]:
     """Return the origin of the values in adapter.safetensors, see `selection_origin`; {} if there is no such file."""
-    if not (folder / ADAPTER).exists():
+    if not is_shared(folder):
         return {}
     with folder.reading(ADAPTER):
-        return _stored_origin(folder, folder.read_bytes(ADAPTER))
+        return _stored_origin(folder, _read_header(folder))
 
 
 def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
@@ -130,9 +144,18 @@ def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
     return config.model.head.kind == "cosine" and origin.get("kind") == "imported"
 
 
-def _stored_origin(folder: RunFolder, content: bytes) -> dict[str, Any]:
+def _read_header(folder: RunFolder) -> dict[str, Any]:
+    """Return the header of adapter.safetensors, without reading its values."""
+    path = folder / ADAPTER
+    with open_regular(path) if folder.is_local else path.open("rb") as file:
+        header = read_header(file)
+    _stored_origin(folder, header)  # another layout may have other names
+    return header
+
+
+def _stored_origin(folder: RunFolder, header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the origin of the values from the header of adapter.safetensors."""
-    about = json.loads(read_metadata(content)[_ABOUT])
+    about = json.loads(header.get("__metadata__", {})[_ABOUT])
     if about["layout"] != LAYOUT:
         raise UserError(
             f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "

@@ -74,6 +74,11 @@ def _spellings(path: str) -> Iterator[str]:
         yield from filter(os.path.lexists, (os.path.join(folder, form) for form in unicode_forms(name)))
 
 
+def is_read_only(location: PathLike) -> bool:
+    """Return whether a location is a model on the Hugging Face hub or in this package."""
+    return os.fspath(location).startswith((HUB, DEMO))
+
+
 def open_regular(path: PathLike) -> BinaryIO:
     """Open a local file in binary mode; OSError if it is no regular file, or if its name is impossible."""
     try:

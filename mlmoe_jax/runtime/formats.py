@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Any array file may unpack to this many bytes, because labels, mostly zeros, compress far.
 UNPACKED_BYTES = 256 * MIB
+MOST_HEADER = 100_000_000  # bytes, as in the library safetensors
 UNPACK_RATIO = 100  # a larger array file may unpack to this many times its size
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes gets one more
 _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
@@ -75,8 +76,18 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
 
 def read_metadata(content: bytes) -> dict[str, str]:
     """Return the texts in the header of a safetensors file by name. Call it inside `files.damage_explained`."""
-    length = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return read_header(io.BytesIO(content)).get("__metadata__", {})
+
+
+def read_header(file: BinaryIO) -> dict[str, Any]:
+    """Return the header of a safetensors file: the names of its tensors and "__metadata__", with what they are.
+
+    Call it inside `files.damage_explained`.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"its header has {length:,} bytes")
+    return json.loads(file.read(length))
 
 
 class _XmlBuilder(ElementTree.TreeBuilder):

@@ -26,8 +26,12 @@ ON_RESUME = {
     "free": "the run resumes, since its results do not depend on the key",
     "at_start": "the run resumes, since only its start reads the key, which is a part of its name",
 }
-# What a shared model keeps of a value.
-SHARED = {"value": "the value", "name": "the last part of a path", "default": "nothing"}
+# What a shared model keeps of a value, and who reads it. Of a path, only the last part is kept.
+SHARED = {
+    "value": "the value, which is a part of the model or of its preprocessing",
+    "record": "the value, for people alone: the program that opens the model takes the default",
+    "default": "nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Meaning:
         same section. The conditions of the sections around a key apply as well.
       stages: the stages that read the key, names in STAGES; () inherits.
       on_resume: a name in ON_RESUME; "" inherits. The whole config has "fixed".
-      shared: a name in SHARED; "" inherits. The whole config has "value".
+      shared: a name in SHARED; "" inherits. The whole config has "record".
     """
 
     _: KW_ONLY
@@ -114,6 +118,10 @@ class Key(Meaning, abc.ABC):
         """Return what a shared model keeps of a value."""
         return self.default if self.shared == "default" else value
 
+    def trusted(self, value: Any) -> Any:
+        """Return what a program takes from a shared model, whose value may be hostile."""
+        return self.portable(value) if self.shared == "value" else self.default
+
 
 @dataclass(frozen=True)
 class TextKey(Key):
@@ -140,9 +148,7 @@ class PathKey(TextKey):
     shared: str = "default"
 
     def portable(self, value: str) -> str:
-        if value in self.words:
-            return value
-        return PurePath(value).name if self.shared == "name" else super().portable(value)
+        return value if value in self.words else PurePath(super().portable(value)).name
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
-from mlmoe_jax.runtime.files import DEMO, HUB
+from mlmoe_jax.runtime.files import is_read_only
 from mlmoe_jax.runtime.stages import STAGES
 from mlmoe_jax.runtime.table import Outcome
 
@@ -110,11 +110,6 @@ def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) ->
         logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
-def _is_shared(location: str) -> bool:
-    """Return whether the value of --workdir names a read-only model: on the Hugging Face hub, or in this package."""
-    return location.startswith((HUB, DEMO))
-
-
 def _open_folder(location: str) -> RunFolder:
     """Return the run folder at `location`, for commands that may write to it.
 
@@ -122,7 +117,7 @@ def _open_folder(location: str) -> RunFolder:
     """
     from mlmoe_jax.runs.folder import RunFolder
 
-    if _is_shared(location):
+    if is_read_only(location):
         raise UserError(
             f"--workdir={location} is for mlmoe predict, serve and export; for other modes, download the model with "
             "`hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
@@ -441,7 +436,7 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
         folder.require_model()
         from mlmoe_jax.inference.predictor import Predictor
 
-        place = "." if _is_shared(flags.workdir) else flags.workdir
+        place = "." if is_read_only(flags.workdir) else flags.workdir
         return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
     if flags.checkpoint != "best":
         raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")

@@ -75,7 +75,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: Address, license
     Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if
     the run has no results, or under the conditions of `open_run`.
     """
-    config, space = read_run(folder)
+    config, space = read_run(folder, own=True)
     results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))

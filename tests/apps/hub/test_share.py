@@ -1,5 +1,6 @@
 """Sharing a run on a local hub: what is uploaded, and that it is the same model for whoever downloads it."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -20,18 +21,24 @@ from mlmoe_jax.apps.hub import card
 from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.report import run_files, training
 from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.config import default_config, flatten, trusted
+from mlmoe_jax.config.table import KEYS
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
+from mlmoe_jax.runs import restore
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared_model import FILES, LAYOUT, run_folder, selection_origin
 from mlmoe_jax.runtime.files import cache_folder
+from mlmoe_jax.runtime.keys import ChoiceKey, FlagKey, NumberKey, PathKey, RulesKey, to_tuples
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
 
 IMAGES = list(noise(3))
+FIXED_KEYS = {name: key for name, key in KEYS.items() if not name.startswith("model.adapters.")}
 CUTS = {"a": 0.25, "b": float("inf"), "c": 0.5}
 METRICS = {"mAP": 0.75, "CF1@0.5": 0.5, "ECE_pooled": 0.125, "precision@1": float("nan")}
 
@@ -200,7 +207,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     assert len(Predictor.from_run("hf:user/own")(IMAGES)) == 3
     del files["frozen.safetensors"]
     files["config.json"] = files["config.json"].replace(b"mine.safetensors", b"/etc/passwd")
-    assert "has not all of its frozen weights, which are not published" in refusal(Predictor.from_run, "hf:user/own")
+    assert "it lacks weights that are not published, such as backbone/" in refusal(Predictor.from_run, "hf:user/own")
 
 
 # ---------------------------------------------------------------------------------------------------------- using one
@@ -323,3 +330,69 @@ def test_a_private_model_is_shared(made, hub):
 
 def test_names_of_others_are_text_in_markdown():
     assert card._plain("a|b <img src=x>\n`c` [d](e)") == r"a\|b &lt;img src=x&gt; \`c\` \[d\](e)"
+
+
+# ------------------------------------------------------------------------------------------------- a stranger's config
+SLOW_RULE = [["^(.+)+X$", True], ["", False]]  # takes for ever on a path
+OF_TEXTS = ("http://stranger.example", "/etc")
+
+
+def hostile(key):
+    """Return another allowed value of a key than its default, as a stranger could choose it."""
+    value = key.default
+    if isinstance(key, RulesKey):
+        return SLOW_RULE
+    if isinstance(key, NumberKey):
+        numbers = map(type(value), (value + 1, value / 2, 0.5, 500, 512))
+        return next(new for new in numbers if new != value and key.allows(new))
+    if isinstance(key, FlagKey):
+        return not value
+    if isinstance(key, ChoiceKey):
+        return next(choice for choice in key.choices if choice != value)
+    candidates = [OF_TEXTS[0], list(OF_TEXTS), [0.1, 0.2], [0.1], *[[choice] for choice in getattr(key, "choices", ())]]
+    return next(new for new in candidates if key.allows(new) and new != value)
+
+
+def test_a_config_of_a_stranger_decides_the_model_and_nothing_else():
+    config = default_config()
+    config.update_from_flattened_dict({name: to_tuples(hostile(key)) for name, key in FIXED_KEYS.items()})
+    opened = flatten(trusted(config))
+    for name, key in FIXED_KEYS.items():
+        of_model = (
+            name.startswith(("model.", "data.", "eval.", "calibration.", "loss.terms.")) and key.shared == "value"
+        )
+        assert (opened[name] == key.default) != of_model or isinstance(key, PathKey), name
+    assert {name for name, key in KEYS.items() if key.shared == "value" and not name.startswith("model.")} == {
+        *("data.image_size", "data.resize", "data.crop_fraction", "data.reduced_decoding", "data.truncated"),
+        *("data.exif", "data.gray_bits", "eval.dtype", "eval.threshold", "eval.consistent", "calibration.use"),
+        "loss.terms.logits",
+    }, "a further key that a stranger may set is a decision"
+
+
+def test_no_key_of_a_stranger_changes_what_a_prediction_does(made, pushed, monkeypatch):
+    before = scores_by(Predictor.from_run("hf:user/name"), IMAGES)
+    stored = json.loads(pushed["config.json"])
+    for name, key in FIXED_KEYS.items():
+        *sections, last = name.split(".")
+        if key.shared != "value":
+            functools.reduce(dict.__getitem__, sections, stored)[last] = hostile(key)
+    pushed["config.json"] = json.dumps(stored).encode()
+    theirs = Predictor.from_run("hf:user/name")
+    np.testing.assert_array_equal(scores_by(theirs, IMAGES), before)
+    own = default_config()
+    assert theirs.run.config.serve == own.serve
+    assert (theirs.run.config.data.workers, theirs.run.config.data.root) == (own.data.workers, "")
+    with pytest.raises(UserError, match="a shared model names no data"):
+        theirs.run.open_split("test")
+    asked = Predictor.from_run("hf:user/name", {"data.workers": 2, "eval.batch_size": 3}).run.config
+    assert (asked.data.workers, asked.eval.batch_size) == (2, 3), "the user decides"
+
+
+def test_a_local_copy_of_a_shared_model_does_not_decide_either(made, pushed, tmp_path):
+    stored = json.loads(pushed["config.json"])
+    stored["serve"]["folder"], stored["trainable"] = "/etc", SLOW_RULE
+    pushed["config.json"] = json.dumps(stored).encode()
+    for name, content in pushed.items():
+        (tmp_path / name).write_bytes(content)
+    assert Predictor.from_run(tmp_path).run.config.serve.folder == ""
+    assert restore.open_run(RunFolder(tmp_path), own=True).config.serve.folder == "/etc", "as one's own, for mlmoe eval"
