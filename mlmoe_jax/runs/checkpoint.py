@@ -66,7 +66,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
       DiskError: a checkpoint could not be written. Its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
-    path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
+    path = folder.writable_folder(CHECKPOINTS) if writing else folder.inside(CHECKPOINTS)
     path = path.resolve() if folder.is_local else path
     with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), disk_errors_explained(path):
         manager = ocp.CheckpointManager(path, options=options, handler_registry=_handlers())

@@ -113,8 +113,7 @@ class RunFolder(Folder):
         self._lines = None
 
     def _stored_lines(self) -> bytes:
-        path = self / METRICS
-        return path.read_bytes() if path.exists() else b""
+        return self.read_bytes(METRICS) if (self / METRICS).exists() else b""
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:

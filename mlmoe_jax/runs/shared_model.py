@@ -146,7 +146,7 @@ def is_untrained(config: ConfigDict, origin: Mapping[str, Any]) -> bool:
 
 def _read_header(folder: RunFolder) -> dict[str, Any]:
     """Return the header of adapter.safetensors, without reading its values."""
-    path = folder / ADAPTER
+    path = folder.inside(ADAPTER)
     with open_regular(path) if folder.is_local else path.open("rb") as file:
         header = read_header(file)
     _stored_origin(folder, header)  # another layout may have other names

@@ -219,9 +219,9 @@ class Folder:
         return damage_explained(self / name)
 
     def read_bytes(self, name: str) -> bytes:
-        """Return the content of the file `name`; UserError if it cannot be read or is not a regular file."""
+        """Return the content of the file `name`; UserError if `inside` refuses it, or if it is no readable file."""
         with self.reading(name):
-            return read_bytes(self / name)
+            return read_bytes(self.inside(name))
 
     def read_text(self, name: str) -> str:
         with self.reading(name):

@@ -1,6 +1,8 @@
 """What a report refuses: folders without a run, and damaged files of one."""
 
+import re
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from helpers.made_run import make_run
@@ -67,4 +69,48 @@ def test_no_report_is_written(case, tmp_path):
 
 @each(DAMAGE)
 def test_a_damaged_file_is_named(case, tmp_path):
+    case.check(tmp_path)
+
+
+def outside(name: str, file: str, change, says: str) -> Refusal:
+    """A run whose file `file` is a link to a file of others, or names one."""
+
+    def make(at) -> RunFolder:
+        run = made(at)
+        (at / "theirs").write_text("{}")
+        change(run, file)
+        return run
+
+    return Refusal(name, make, write_report, says)
+
+
+def link_out(run: RunFolder, file: str) -> None:
+    path = Path(run.path, file)
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.parents[file.count("/") + 1] / "theirs")
+
+
+def name_out(run: RunFolder, file: str) -> None:
+    run.update(
+        "samples/index.json", lambda: re.sub(rb"samples/0000\.jpg", file.encode(), run.read_bytes("samples/index.json"))
+    )
+
+
+@each(
+    [
+        *(
+            outside(
+                f"{file} as a link", file, link_out, f"{{at}}/run/{file} is a link out of the run folder {{at}}/run"
+            )
+            for file in ("samples/0000.jpg", "samples/index.json", "results.json", "metrics.jsonl", "scores/test.npz")
+        ),
+        *(
+            outside(
+                f"a sample at {file}", file, name_out, f"'{file}' does not name a file in the run folder {{at}}/run"
+            )
+            for file in ("../theirs", "/etc/passwd", "samples/../../theirs")
+        ),
+    ]
+)
+def test_a_report_shows_no_file_outside_its_run(case, tmp_path):
     case.check(tmp_path)
