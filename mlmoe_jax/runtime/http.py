@@ -8,12 +8,15 @@ A download writes PATH, and beside it PATH.version, which identifies the file on
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,19 +57,23 @@ def read_url(
     timeout: float = TIMEOUT,
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
+    most_seconds: float | None = None,
 ) -> bytes:
     """Return the answer of a server, of at most `most` bytes, to a GET request, or with a `body` to a POST request.
 
     Args:
       server: the only server that may be asked, such as http://localhost:8080; "" = any.
       timeout: seconds, for connecting and for every read.
+      most_seconds: seconds for the whole answer, however slowly it arrives; None = no limit.
 
     Raises:
       Refused: the server refuses the request, or the address, a redirect or the size is not allowed.
       NoAnswer: the server cannot be reached, the failure is temporary, or the connection is lost.
     """
     content = bytearray()
-    with _open(address, server, timeout, headers or {}, body) as response:
+    with contextlib.ExitStack() as opened:
+        shut = opened.enter_context(_shutting(most_seconds)) if most_seconds else None
+        response = opened.enter_context(_open(address, server, timeout, headers or {}, body, shut))
         for piece in _pieces(response):
             content += piece
             if len(content) > most:
@@ -155,15 +162,72 @@ def _version(response: http.client.HTTPResponse) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- request
+@contextlib.contextmanager
+def _shutting(seconds: float) -> Iterator[Callable[[socket.socket], None]]:
+    """Yield a function that takes a socket, which is shut down if the block takes more than `seconds`: NoAnswer."""
+    taken: list[socket.socket] = []
+    late = threading.Event()
+
+    def shut() -> None:
+        late.set()
+        for one in taken:
+            with contextlib.suppress(OSError):  # it is closed already
+                one.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield taken.append
+    except NoAnswer:
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise NoAnswer(f"the answer takes more than {seconds:g} s")
+
+
+class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """A handler of requests that gives the socket of each connection to `take`."""
+
+    def __init__(self, take: Callable[[socket.socket], None]):
+        super().__init__()
+        self._take = take
+
+    def do_open(self, http_class, request, **further):
+        def watched(*given, **named):
+            connection = http_class(*given, **named)
+            connect = connection.connect
+
+            def connect_watched():
+                connect()
+                self._take(connection.sock)
+
+            connection.connect = connect_watched
+            return connection
+
+        return super().do_open(watched, request, **further)
+
+
 def _open(
-    address: str, server: str, timeout: float, headers: Mapping[str, str], body: bytes | None = None
+    address: str,
+    server: str,
+    timeout: float,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    take: Callable[[socket.socket], None] | None = None,
 ) -> http.client.HTTPResponse:
-    """Send a request, and return the response. Arguments and errors are as in `read_url`."""
+    """Send a request, and return the response. Arguments and errors are as in `read_url`.
+
+    `take` gets the socket of each connection.
+    """
     if problem := _why_forbidden(address, server):
         raise Refused(f"'{address}' {problem}")
     request = urllib.request.Request(address, body, {"User-Agent": "mlmoe_jax", **headers})
     try:
-        return urllib.request.build_opener(_Redirects(server)).open(request, timeout=timeout)
+        watched = [_Watched(take)] if take else []
+        return urllib.request.build_opener(_Redirects(server), *watched).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         error.close()
         failure = NoAnswer if error.code in _TEMPORARY else Refused

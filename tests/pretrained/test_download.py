@@ -1,5 +1,6 @@
 """Downloads from a local server that closes connections, changes the file and refuses, and from a local hub."""
 
+import contextlib
 import email.utils
 import resource
 import socket
@@ -277,6 +278,36 @@ def test_an_answer_is_read_whole_from_one_server_or_not_at_all(site, refusal):
     assert len(site.requests) == asked
     site.script = [Answer(cut=1000)]
     assert "the connection was lost" in refusal(http.read_url, site.address, len(CONTENT))
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_answer_that_drips_has_a_deadline(part):
+    with dripping(part) as address:
+        started = time.monotonic()
+        with pytest.raises(http.NoAnswer, match=r"takes more than 0\.5 s"):
+            http.read_url(address, 1000, timeout=5, most_seconds=0.5)
+        assert time.monotonic() - started < 4
+
+
+@contextlib.contextmanager
+def dripping(part: str):
+    """Give the address of a server whose answer arrives a byte at a time, without an end."""
+
+    def answer():
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(10_000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + (b"X: " if part == "head" else b"Content-Length: 900\r\n\r\n"))
+            while not stopped.wait(0.05):
+                connection.sendall(b"x")
+
+    stopped = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/a.png"
+        stopped.set()
+        thread.join()
 
 
 # -------------------------------------------------------------------------------------------------------- wrong content

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from mlmoe_jax.errors import UserError
 
 # Modules of the extra "serve".
-LIBRARIES = ("fastapi", "starlette", "pydantic", "uvicorn", "python_multipart", "prometheus_client")
+LIBRARIES = ("fastapi", "starlette", "pydantic", "uvicorn", "httptools", "python_multipart", "prometheus_client")
 
 
 def require_libraries() -> None:

@@ -1,4 +1,4 @@
-"""Limits that uvicorn does not have: on the number of connections, on the time of a client, on the time to stop."""
+"""Limits that uvicorn does not have: on connections, on what a client sends, on its time, on the time to stop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import itertools
 import os
 import resource
 import signal
+import socket
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mlmoe_jax.apps.serving.request_images import LIMITS
 from mlmoe_jax.apps.serving.service import Service
@@ -28,17 +32,26 @@ REST_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 2.0, 5, 8.0
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 = no limit
 MOST_CONNECTIONS = 256 if _DESCRIPTORS < 0 else min(256, _DESCRIPTORS // 2)
 BACKLOG = 128  # connections that wait to be accepted; each accepted one needs a descriptor before another is closed
+MOST_HEAD = 64 << 10  # bytes of the head of a request
+# A body costs time per piece, so it may have this many pieces, or more if they have LEAST_PIECE bytes on average.
+MOST_PIECES, LEAST_PIECE = 4096, 256
+ARRIVAL_SECONDS = 0.3  # after a signal, for what clients have sent to arrive
 _WAITS = itertools.count()  # the clock of the loop does not order them: it may stand while several begin
 
 
-class LimitedConnection(H11Protocol):
-    """A connection of a client.
+class LimitedConnection(HttpToolsProtocol):
+    """A connection of a client. `refuse` is called if the client breaks a limit, and `drop` if it gets no answer.
 
     If there are more than MOST_CONNECTIONS connections, the server closes one on which it waits for the client to send.
     It takes the client with the largest number of connections, and of this client the connection with the longest wait.
     Therefore, a client that opens many connections, or sends slowly, only displaces its own connections. If the server
     waits on no connection, it closes the new one.
     """
+
+    def __init__(self, *given: Any, refuse: Callable[[], None], drop: Callable[[], None], **further: Any):
+        super().__init__(*given, **further)
+        self._refuse, self._drop = refuse, drop
+        self._head = self._pieces = self._bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Accept the connection, and close another one if there are too many."""
@@ -58,10 +71,25 @@ class LimitedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, which may begin a request."""
-        before = self.cycle
+        before, of_body = self.cycle, self.cycle is not None and self.cycle.more_body
         super().data_received(data)
         if self.cycle is not before:
+            self._head = self._pieces = self._bytes = 0
             self._watch()
+        elif not of_body:
+            self._head += len(data)
+            if self._head > MOST_HEAD:
+                self._refuse()
+                self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body. Raise ValueError, which becomes the status 400, if the pieces are too small."""
+        self._pieces += 1
+        self._bytes += len(body)
+        if self._pieces > MOST_PIECES and self._bytes < LEAST_PIECE * self._pieces:
+            self._refuse()
+            raise ValueError(f"a body of {self._pieces} pieces has {self._bytes} bytes")
+        super().on_body(body)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -73,7 +101,12 @@ class LimitedConnection(H11Protocol):
         super().shutdown()
         if self.is_awaited:
             self._timer.cancel()
-            self._timer = self.loop.call_later(REST_SECONDS, lambda: self.is_awaited and self.transport.abort())
+            self._timer = self.loop.call_later(REST_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.is_awaited:
+            self._drop()
+            self.transport.abort()
 
     @property
     def host(self) -> str:
@@ -102,12 +135,14 @@ class LimitedServer(uvicorn.Server):
     """A server of limited connections that ends the process if it still runs STOP_SECONDS after a signal.
 
     `code` is the exit code after SIGTERM. `deadline` is the timer that ends the process: cancel it once the server has
-    stopped.
+    stopped. `dropped` is the number of requests that got no answer because the server stopped.
     """
 
     def __init__(self, app: ASGIApp, service: Service, code: int):
+        self.dropped = 0
         quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
-        limits = {"http": LimitedConnection, "backlog": BACKLOG, "timeout_graceful_shutdown": ANSWER_SECONDS}
+        connection = partial(LimitedConnection, refuse=service.metrics.refused.inc, drop=self._count_dropped)
+        limits = {"http": connection, "backlog": BACKLOG, "timeout_graceful_shutdown": ANSWER_SECONDS}
         super().__init__(uvicorn.Config(app, lifespan="on", ws="none", **limits, **quiet))
         self._service, self._code = service, code
         self.deadline = threading.Timer(STOP_SECONDS, self._end)
@@ -118,6 +153,14 @@ class LimitedServer(uvicorn.Server):
         if not self.should_exit:
             self.deadline.start()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept and read what clients have sent, stop to listen, and wait for the answers."""
+        await asyncio.sleep(ARRIVAL_SECONDS)
+        await super().shutdown(sockets)
+
+    def _count_dropped(self) -> None:
+        self.dropped += 1
 
     def _end(self) -> None:
         status(f"stopped after {STOP_SECONDS:g} s; images that are not labeled: {self._service.active}")

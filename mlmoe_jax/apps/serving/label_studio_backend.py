@@ -174,6 +174,7 @@ class TaskImages:
             server=self._server,
             timeout=FETCH_SECONDS,
             headers=self._authorization(),
+            most_seconds=FETCH_SECONDS,
         )
 
     def _inside(self, path: str) -> epath.Path:
@@ -196,6 +197,7 @@ class TaskImages:
             MIB,
             server=self._server,
             timeout=FETCH_SECONDS,
+            most_seconds=FETCH_SECONDS,
             headers={"Content-Type": "application/json"},
             body=json.dumps({"refresh": token}).encode(),
         )

@@ -87,8 +87,8 @@ class Guard:
         await app(scope, receive_part, send_counted)
 
     def _refusal(self, method: str, headers: Headers) -> str:
-        if self._hosts and re.sub(r":\d+$", "", headers.get("host", "")) not in self._hosts:
-            return "this server answers only under the name of this machine"
+        if self._hosts and re.sub(r":\d+$", "", headers.get("host", "").lower()) not in self._hosts:
+            return "this server answers only to a name of this machine or in serve.hosts"
         if method == "POST" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "pages of other sites cannot use this server"
         return ""

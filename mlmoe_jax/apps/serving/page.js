@@ -21,7 +21,7 @@ function say(text, error = false) {
 async function send(file) {
   const form = new FormData(), gates = Object.keys(model.gates).length > 0;
   form.append("images", file, file.name || "pasted image");
-  const answer = await fetch(`/predict?attention=true&gates=${gates}`, { method: "POST", body: form });
+  const answer = await fetch(`predict?attention=true&gates=${gates}`, { method: "POST", body: form });
   const body = await answer.json().catch(() => ({ error: `the server answered with status ${answer.status}` }));
   if (!answer.ok) throw new Error(body.error);
   return body.results[0];
@@ -140,7 +140,7 @@ async function paint() {
 }
 
 async function start() {
-  model = await (await fetch("/model")).json();
+  model = await (await fetch("model")).json();
   const { labels, image_size: side, limits } = model, over = (is) => at("drop").classList.toggle("over", is);
   at("model").textContent = `A model with ${labels.length} labels, for images of ${side} × ${side} pixels.`;
   at("limits").textContent = `At most ${limits.megabytes} MiB and ${limits.megapixels} million pixels each.`;

@@ -30,7 +30,7 @@ from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
-from mlmoe_jax.runtime.text import printable
+from mlmoe_jax.runtime.text import printable, quantity
 from mlmoe_jax.runtime.version import __version__
 
 _ASSETS = {
@@ -38,6 +38,7 @@ _ASSETS = {
     "/page.js": ("page.js", "text/javascript"),
     "/style.css": ("style.css", "text/css"),
 }
+_logger = logging.getLogger(__name__)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
@@ -85,6 +86,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
         require_readable(results)
         return JSONResponse({"results": results})
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"description": "It is starting or stopping."}})
     async def health(response: Response) -> dict[str, str]:
         """Return the HTTP status 200 if the server is ready, and 503 otherwise."""
@@ -156,7 +158,8 @@ def serve(
         code = OUTDATED if predictor.run.outdated else DONE
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), compiled=compiled)
-        server = LimitedServer(make_app(service, hosts=own_names(host)), service, code)
+        hosts = own_names(host, predictor.run.config.serve.hosts)
+        server = LimitedServer(make_app(service, hosts=hosts), service, code)
         status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients get errors about damaged forms
         # Uvicorn raises the signal again after the last answer.
@@ -168,7 +171,8 @@ def serve(
             server.deadline.cancel()  # after everything that may hang
     if failures:
         raise failures[0]
-    status("stopped; all requests are answered")
+    unanswered = quantity(server.dropped, "request")
+    status(f"stopped; {f'{unanswered} did not arrive in time' if server.dropped else 'all requests are answered'}")
     return Outcome(exit_code=code)
 
 
@@ -191,13 +195,18 @@ def _listening(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def own_names(host: str) -> tuple[str, ...]:
+def own_names(host: str, proxies: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the host names that requests to a server at the address `host` may use in the header Host.
 
     If `host` is not a loopback address, other machines can reach the server, and the result is (), which means all.
+    `proxies` are the names of proxies on this machine.
     """
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    return (*LOOPBACK, f"[{host}]" if ":" in host else host) if local else ()
+    if not local:
+        if proxies:
+            _logger.warning(f"serve.hosts has no effect, because a server at {host} answers to every name")
+        return ()
+    return (*LOOPBACK, f"[{host}]" if ":" in host else host, *map(str.lower, proxies))

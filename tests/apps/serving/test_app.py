@@ -136,6 +136,29 @@ def test_pages_of_its_own_and_local_names_are_answered(ask, header):
 )
 def test_a_server_on_a_local_address_answers_to_its_own_name(host, names):
     assert set(own_names(host)) == names
+    assert set(own_names(host, ["Labels.example.org"])) == names | ({"labels.example.org"} if names else set())
+
+
+def test_a_server_answers_to_the_name_of_its_proxy(labeler):
+    with client_of(Service(labeler), hosts=own_names("127.0.0.1", ["labels.example.org"])) as send:
+        named = [
+            {"url": "/model", "method": "GET", "headers": {"Host": name}}
+            for name in ("LABELS.example.org:8443", "x.org")
+        ]
+        assert [answer.status_code for answer in send(*named)] == [200, 403]
+
+
+def test_the_page_is_whole_below_a_path_of_a_proxy(ask):
+    """Every address of the page is relative."""
+    page, script = ask(200, "/", "GET").text, ask(200, "/page.js", "GET").text
+    assert re.findall(r'(?:href|src)="([^"]*)"', page) == ["data:,", "style.css", "page.js", "openapi.json", "metrics"]
+    assert re.findall(r"fetch\([`\"]([^?`\"]*)", script) == ["predict", "model"]
+
+
+def test_health_has_a_head(labeler):
+    with client_of(Service(labeler)) as send:
+        [answer] = send({"url": "/health", "method": "HEAD"})
+        assert answer.status_code == 200
 
 
 def test_an_error_of_the_server_is_told_without_its_reason(ask, labeler, monkeypatch):
