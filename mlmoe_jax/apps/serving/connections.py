@@ -87,9 +87,13 @@ class LimitedConnection(HttpToolsProtocol):
         self._pieces += 1
         self._bytes += len(body)
         if self._pieces > MOST_PIECES and self._bytes < LEAST_PIECE * self._pieces:
-            self._refuse()
             raise ValueError(f"a body of {self._pieces} pieces has {self._bytes} bytes")
         super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse()
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -140,7 +144,8 @@ class LimitedServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, service: Service, code: int):
         self.dropped = 0
-        quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
+        # A client causes warnings; they are counted in `mlmoe_refused_connections`.
+        quiet = {"log_level": "error", "access_log": False, "server_header": False, "proxy_headers": False}
         connection = partial(LimitedConnection, refuse=service.metrics.refused.inc, drop=self._count_dropped)
         limits = {"http": connection, "backlog": BACKLOG, "timeout_graceful_shutdown": ANSWER_SECONDS}
         super().__init__(uvicorn.Config(app, lifespan="on", ws="none", **limits, **quiet))

@@ -68,9 +68,7 @@ class ServerMetrics:
         options = {"registry": self._registry}
         self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **options)
         self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **options)
-        self.refused = Counter(
-            "mlmoe_refused_connections", "Connections that broke a limit of what they send.", **options
-        )
+        self.refused = Counter("mlmoe_refused_connections", "Connections closed for what they sent.", **options)
         self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **options)
         self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **options)
         for name, value in gauges.items():
