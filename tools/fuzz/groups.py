@@ -6,6 +6,7 @@ from tools.fuzz.data_sets import packed_data, prepare_packed, prepare_published,
 from tools.fuzz.files import images, lists, prepare_images, weights
 from tools.fuzz.hostile import Group
 from tools.fuzz.runs import make_run, model, prepare_run, run_folder
+from tools.fuzz.strangers import prepare_shared, requests, shared_model, tokenizers
 
 GROUPS = {
     "overrides": Group(overrides, 0.15),
@@ -20,4 +21,7 @@ GROUPS = {
     "run folders": Group(run_folder, 0.05, make_run),
     "own input": Group(own_input, 0.1),
     "models": Group(model, 0.03, prepare_run),
+    "requests": Group(requests, 0.1),
+    "tokenizers": Group(tokenizers, 0.1),
+    "shared models": Group(shared_model, 0.02, prepare_shared),
 }
