@@ -5,9 +5,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers.tables import lines, listed, opened, settings, widths, write
+from helpers.tables import lines, listed, opened, settings, widths, write, write_images
 from PIL import Image
 
+from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits
@@ -179,6 +180,53 @@ def test_absolute_paths_become_relative_to_the_image_folder(tmp_path):
     write(tmp_path, "train.csv", "image,labels\n{at}/sub/c.png,x\n")
     split = opened("csv", tmp_path, images="/")
     assert (split.ids, widths(split)) == ([f"{tmp_path}/sub/c.png".removeprefix("/")], [3])
+
+
+@pytest.mark.parametrize(
+    ("place", "images", "start"),
+    [
+        (".", "photos", "photos/"),
+        (".", "./photos/", "photos/"),
+        ("photos", ".", ""),
+        ("photos/sub", "../../photos", "../../photos/"),
+        ("photos/sub", "..", "../"),
+        ("..", "{at.name}/photos", "{at.name}/photos/"),
+        (".", "{at}/photos", ""),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_predictions_are_a_table_wherever_they_were_made(tmp_path, monkeypatch, place, images, start, suffix):
+    write_images(tmp_path / "photos", ["a.png", "b.png", "sub/c.png"])
+    monkeypatch.chdir(tmp_path / place)
+    paths = find_images([images.format(at=tmp_path)]).paths
+    results = [LabeledImage(path, ("x",), {"x": 0.9}) for path in paths]
+    ResultRows(("x",)).write(OutputTarget(tmp_path / "photos" / f"train.{suffix}", suffix), results)
+    monkeypatch.chdir("/")
+    split = opened(suffix, tmp_path / "photos", table=f"{{split}}.{suffix}")
+    assert (split.ids, widths(split)) == (["a.png", "b.png", "sub/c.png"], [1, 2, 3])
+    said = [sentence for sentence in unused_input(split.usage) if "before them" in sentence]
+    start = start.format(at=tmp_path)
+    examples = ", ".join(start + image for image in split.ids)
+    place = f"{tmp_path}/photos/train.{suffix}"
+    left_out = f"names 3 images with the path of {tmp_path}/photos before them, which is left out"
+    assert said == ([f"{place} {left_out} ({examples})"] if start else [])
+
+
+def test_a_folder_is_left_out_only_if_that_finds_the_image(tmp_path):
+    folder = tmp_path / "photos"
+    write(folder, "train.csv", "image,labels\nphotos/a.png,x\nphotos/b.png,x\nb.png,y\n", ["b.png", "photos/b.png"])
+    split = open_split(settings(folder, bad_images="skip"), "train", keep_missing=True)
+    assert split.ids == ["photos/a.png", "photos/b.png", "b.png"]
+    assert unused_input(split.usage) == []
+
+
+def test_a_prediction_of_an_unreadable_image_is_no_label(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    results = [LabeledImage("a.png", ("x",), {"x": 0.9}), LabeledImage("b.png", error="it is damaged")]
+    ResultRows(("x",)).write(OutputTarget(tmp_path / "train.jsonl", "jsonl"), results)
+    split = opened("jsonl", tmp_path, table="{split}.jsonl")
+    assert listed(split) == ["a.png: x"]
+    assert "1 without labels (line 2)" in unused_input(split.usage)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

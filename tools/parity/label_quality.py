@@ -1,4 +1,4 @@
-"""Make the label quality scores of cleanlab for labels and probabilities, in label_quality.npz (cleanlab 2.9.0).
+"""Make the label quality scores and label issues of cleanlab, in label_quality.npz (cleanlab 2.9.0).
 
 python tools/parity/label_quality.py
 """
@@ -6,7 +6,9 @@ python tools/parity/label_quality.py
 from pathlib import Path
 
 import numpy as np
+from cleanlab.count import get_confident_thresholds
 from cleanlab.multilabel_classification import get_label_quality_scores
+from cleanlab.multilabel_classification.filter import find_multilabel_issues_per_class
 from cleanlab.multilabel_classification.rank import get_label_quality_scores_per_class
 
 IMAGES, LABELS = 97, 8
@@ -23,4 +25,8 @@ def write(folder: Path) -> None:
         "label_order": np.argsort(labels, axis=None, kind="stable"),
         "image_order": np.argsort(images, kind="stable"),
     }
-    np.savez_compressed(folder / "label_quality.npz", codes=codes, scores=scores, labels=labels, images=images, **ranks)
+    issues = find_multilabel_issues_per_class(names, scores, filter_by="confident_learning", n_jobs=1)
+    thresholds = get_confident_thresholds(names, scores, multi_label=True)  # of 1 − p if absent, of p if present
+    found = {"issues": issues, "thresholds": thresholds}
+    values = {"codes": codes, "scores": scores, "labels": labels, "images": images}
+    np.savez_compressed(folder / "label_quality.npz", **values, **ranks, **found)

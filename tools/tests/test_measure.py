@@ -26,9 +26,6 @@ from benchmarks.measure import (
 )
 from benchmarks.measure.__main__ import NAMES, main
 from benchmarks.measure.options import parse
-from mlmoe_jax.apps.audit.audit import Audit
-from mlmoe_jax.data.images import ArrayImages
-from mlmoe_jax.data.split import Split
 
 
 # ------------------------------------------------------------------------------------------------------ command line
@@ -119,6 +116,12 @@ def of_photographs(rate: float, epochs: int, seconds: list[float], resampled: li
     }
 
 
+def of_flips(mean_precision: float) -> dict:
+    numbers = {"wrong": 4, "suggestions": 2, "right": 1, "exchanged": 1, "missing": 0, "superfluous": 0}
+    every = {"all exchanged": 2, "all missing": 1, "all superfluous": 1, "mAP": mean_precision}
+    return {"planted": 0.1, "original": 0.9, **dict.fromkeys(planted_flips.RULES, numbers | every)}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -150,8 +153,15 @@ def of_photographs(rate: float, epochs: int, seconds: list[float], resampled: li
             ],
         ),
         (
-            planted_flips.table({"entries": [{"flips": 10, "found": 0.5}, {"flips": 10, "found": 0.7}]}),
-            ["| flips of | flips | found |", "| entries | 10 | 60.00 ± 14.14 |"],
+            planted_flips.table({"60": [of_flips(0.5), of_flips(0.7)]}),
+            [
+                f"| {' | '.join(planted_flips.COLUMNS)} |",
+                *(
+                    f"| 60 | {rule} | 4.0 | 2.0 | 50 % | 25 % | 50 % | 0 % | 0 % | 4.0 "
+                    "| 10.00 ± 0.00 | 60.00 ± 14.14 | 90.00 ± 0.00 |"
+                    for rule in planted_flips.RULES
+                ),
+            ],
         ),
         (
             exported.table(
@@ -231,32 +241,47 @@ def test_the_standard_error_is_that_of_the_mean_over_halves():
 
 
 # ----------------------------------------------------------------------------------------------------- planted flips
-@pytest.mark.parametrize("draw", planted_flips.DRAWS)
-def test_flips_are_as_many_as_asked_for_and_only_of_known_labels(draw):
-    codes = (np.random.default_rng(1).random((200, 10)) < 0.2).astype(np.int8)
-    codes[:20], codes[20:40] = 2, -1
-    flips = planted_flips.planted(codes, draw, 0.1, seed=3)
-    assert not flips[:40].any()
-    np.testing.assert_array_equal(flips, planted_flips.planted(codes, draw, 0.1, seed=3))
-    assert (flips != planted_flips.planted(codes, draw, 0.1, seed=4)).any()
-    share = round(0.1 * (codes == 1).sum())
-    counts = [(flips & (codes == code)).sum() for code in (1, 0)]
-    assert counts == [share, share] if draw == "positives" else sum(counts) == 160
+def test_each_kind_of_wrong_label_is_planted_and_only_in_known_labels():
+    codes = (np.random.default_rng(1).random((200, 10)) < 0.3).astype(np.int8)
+    codes[:, 0], codes[:20, 1:3] = 2, -1
+    wrong, kinds = planted_flips.planted(codes, 0.1, np.random.default_rng(3))
+    again, _ = planted_flips.planted(codes, 0.1, np.random.default_rng(3))
+    np.testing.assert_array_equal(wrong, again)
+    np.testing.assert_array_equal(wrong != codes, kinds >= 0)
+    assert set(codes[kinds >= 0]) == {0, 1}
+    for kind, changes in enumerate(([0, 1], [1], [0])):  # the codes that an image had
+        rows = np.flatnonzero((kinds == kind).any(axis=1))
+        assert len(rows) == 20
+        assert all(sorted(codes[row][kinds[row] >= 0]) == changes for row in rows)
 
 
-def test_shares_of_flips_on_a_case_by_hand():
-    codes = np.array([[1], [0]] * 6, np.int8)  # flips 0 (a removed label would be a 0 now) and 1
-    scores = np.where(codes == 1, 0.9, 0.1)
-    scores[0], scores[1], scores[3] = 0.2, 0.4, 0.7
-    split = Split(
-        "train", ("a",), codes, [str(row) for row in range(12)], ArrayImages(np.zeros((12, 2, 2, 3), np.uint8))
-    )
-    flips = np.zeros((12, 1), bool)
-    flips[:2] = True
-    values = planted_flips.shares(Audit(split, scores, [], []), flips)
-    assert values["found per direction"] == 0.5
-    assert (values["flips"], values["found"], values["found, added"], values["found, removed"]) == (2, 0.5, 1, 0)
-    assert (values["suggestions"], values["found by suggestions"], values["flips among suggestions"]) == (2, 0.5, 0.5)
+def test_right_suggestions_on_a_case_by_hand():
+    """Label 1 has a lower limit than a half, so only the first of two improbable ones is superfluous."""
+    codes = np.array([[1, 1], [0, 0]] * 6, np.int8)
+    scores = np.where(codes == 1, [0.9, 0.4], 0.1)
+    scores[1], scores[0] = [0.95, 0.1], [0.9, 0.05]
+    audit = planted_flips.audited(codes, scores)
+    kinds = np.full(codes.shape, -1)
+    kinds[1, 0], kinds[0, 1], kinds[2, 0] = 1, 2, 0
+    assert planted_flips.counts(planted_flips.suggested(audit), kinds) == {
+        **{"wrong": 3, "suggestions": 2, "right": 2},
+        **{"exchanged": 0, "missing": 1, "superfluous": 1},
+        **{"all exchanged": 1, "all missing": 1, "all superfluous": 1},
+    }
+    assert planted_flips.counts(planted_flips.less_probable(audit), kinds)["suggestions"] == 7
+
+
+def test_a_set_is_measured_with_planted_accepted_and_original_labels():
+    draw = np.random.default_rng(0)
+    codes = (draw.random((150, 3)) < 0.4).astype(np.int8)
+    features = (4 * codes @ draw.normal(size=(3, 8)) + draw.normal(size=(150, 8))).astype(np.float32)
+    images = label_selection.Images(features, codes)
+    result = planted_flips.run(images.take(np.arange(100)), images.take(np.arange(100, 150)), np.arange(3), 100, 0.1, 0)
+    limits = result["limits"]
+    assert limits["wrong"] == 40
+    assert result["right"]["right"] == result["right"]["suggestions"] == limits["right"]
+    assert limits["right"] > 0.8 * limits["suggestions"] > 10
+    assert result["planted"] < limits["mAP"] <= result["original"] + 0.01
 
 
 # ---------------------------------------------------------------------------------------------------------- exported

@@ -1,8 +1,8 @@
 """Judge the labels of a data set: which labels are improbable, and which images or labels contradict one another.
 
 A regularized logistic regression is fitted to the features of the frozen backbone, with cross-validation. The images
-are divided into folds, and the probabilities of an image are from the fit that leaves out its fold. If the given value
-of a label (present or absent) is less probable than the opposite value, the audit suggests the opposite value.
+are divided into folds, and the probabilities of an image are from the fit that leaves out its fold. The audit suggests
+the opposite of a given value (present or absent) by `label_quality.Limits`, but only for labels that the fit finds.
 Shape letters: N images, K labels, S suggestions.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.audit.label_quality import image_quality, self_confidence
+from mlmoe_jax.apps.audit.label_quality import HALF, Limits, image_quality, self_confidence
 from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import Decoding
@@ -32,11 +32,10 @@ from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import abbreviate, quantity
 from mlmoe_jax.training.logistic.penalty_search import FOLDS, fit_logistic
 
 MIN_IMAGES = FOLDS  # images, or groups of images, with and without a label, so that the fits without a fold have both
-LEAST = 0.5  # probability of a label that is suggested
 TOGETHER, SUPPORT = 0.95, 20  # share and number of the images with a label that have another label too
 
 
@@ -64,13 +63,18 @@ class Audit:
 
     @cached_property
     def judged(self) -> Bool[np.ndarray, " k"]:
-        """Whether each label can be judged, bool[K]; see `can_judge`."""
-        return can_judge(self.split)
+        """Whether each label is judged, bool[K]: enough images have it, see `can_judge`, and the fit finds it."""
+        return can_judge(self.split) & self.limits.found
+
+    @cached_property
+    def limits(self) -> Limits:
+        return Limits.of(self.split.labels, self.scores)
 
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each unanswered suggestion, i64[S,2], sorted by increasing `confidence`."""
-        found = ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
+        issues = self.limits.issues(self.split.labels, self.scores)
+        found = ranked(np.where(issues, self.confidence, np.nan))
         is_open = [self.suggestion(*place).key not in self.answered for place in found.tolist()]
         return found[np.array(is_open, bool)]
 
@@ -84,6 +88,21 @@ class Audit:
     def twins(self) -> list[tuple[int, int]]:
         """The pairs of `similar` in which the labels of the two images contradict each other, see `differences`."""
         return [pair for pair in self.similar if self.differences(*pair)]
+
+    def not_judged(self) -> dict[str, list[str]]:
+        """Return reason -> names of the labels that are not judged for this reason, without empty lists."""
+        enough, names = can_judge(self.split), np.array(self.split.classes, object)
+        few = f"fewer than {MIN_IMAGES} {fold_units(self.split)} have the label or are known not to have it"
+        parts = {few: names[~enough], "the fit hardly finds the label": names[enough & ~self.judged]}
+        return {reason: labels.tolist() for reason, labels in parts.items() if len(labels)}
+
+    def sentences(self) -> list[str]:
+        """Return sentences about the labels that are not judged; [] if all are judged."""
+        weak = (
+            "the fit is too weak to judge any label, so nothing is suggested; label more images, or use a larger model"
+        )
+        parts = [f"not judged, because {reason}: {abbreviate(names)}" for reason, names in self.not_judged().items()]
+        return parts if self.judged.any() else [*parts, weak]
 
     def differences(self, row: int, other: int) -> list[int]:
         """Return the indices of the labels that are positive in one of the two images and negative in the other one."""
@@ -150,7 +169,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = extract_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
-    scores = Consistency.of(split.tree, LEAST, len(split.classes))(fit.held_out_scores)
+    scores = Consistency.of(split.tree, HALF, len(split.classes))(fit.held_out_scores)
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 
 

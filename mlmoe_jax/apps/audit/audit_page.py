@@ -51,13 +51,14 @@ def _suggestions(audit: Audit, worst: list[int], images: dict[str, bytes]) -> Se
         outcomes[row][k] = "missed" if audit.is_missing(row, k) else "false"
     note = (
         f"Of {quantity(len(audit.split), 'image')} of split {audit.split.name}, {len(outcomes):,} have labels that the "
-        "images contradict: a missing label is probable and not given, a superfluous label is given and improbable. "
-        "The percentages are probabilities of the labels by a classifier that has not seen the image. Images with the "
-        "most doubtful labels come first."
+        "images contradict: a missing label is as probable as for images that have it, a superfluous label as "
+        "improbable as for images that lack it. The percentages are probabilities by a classifier that has "
+        "not seen the image. Images with the most doubtful labels come first."
     )
     shown = [(row, outcomes[row]) for row in worst if str(audit.split.ids[row]) in images]
     cards = _cards("suggestions", "Images with suggested corrections", audit, shown, filter=True)
-    return Section("suggestions", "Suggested corrections", [Note(note), *([cards] if shown else [])])
+    notes = [Note(text) for text in (note, *audit.sentences())]
+    return Section("suggestions", "Suggested corrections", [*notes, *([cards] if shown else [])])
 
 
 def _twins(audit: Audit, twins: list[tuple[int, int]], images: dict[str, bytes]) -> Section:

@@ -1,18 +1,24 @@
-"""Scores of the given labels by out-of-fold probabilities: the lower the score, the more doubtful the label.
+"""Which of the given labels are doubtful, by out-of-fold probabilities. N images, K labels.
 
 The score of a label of an image is its self-confidence, and the score of an image is an exponential moving average over
 its labels (A. Thyagarajan, E. Snorrason, C. Northcutt and J. Mueller, "Identifying Incorrect Annotations in Multi-Label
-Classification Data", arXiv 2211.13895). N images, K labels.
+Classification Data", arXiv 2211.13895): the lower the score, the more doubtful the label. A label is wrong by confident
+learning (C. Northcutt, L. Jiang and I. Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels", JAIR 70,
+2021): its probability is beyond a limit, the mean probability of the images that are labeled with the opposite value.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Float, Int
+from typing import NamedTuple
 
-from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 
 WEIGHT = 0.8  # of the lower scores in the average, as published
+HALF = 0.5  # probability at which a label and its absence are equally probable
+LEAST_GAP = 0.2  # between the limits of a label; with less, the fit hardly finds it (docs/labels.md)
 
 
 def self_confidence(codes: Int[np.ndarray, "n k"], scores: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
@@ -37,3 +43,36 @@ def image_quality(confidence: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n
     for column in descending.T[1:]:
         quality = np.where(np.isnan(column), quality, WEIGHT * column + (1 - WEIGHT) * quality)
     return quality
+
+
+class Limits(NamedTuple):
+    """The limits of the probability p of each label, f64[K]: nan for labels without negative or positive images.
+
+    Attributes:
+      absent: the mean p of the negative images. A given label with at most this p is superfluous.
+      present: the mean p of the positive images. A label that is not given, with at least this p, is missing.
+    """
+
+    absent: Float[np.ndarray, " k"]
+    present: Float[np.ndarray, " k"]
+
+    @classmethod
+    def of(cls, codes: Int[np.ndarray, "n k"], scores: Float[np.ndarray, "n k"]) -> Limits:
+        """Return the limits by the images whose label is known. `scores` are as in `self_confidence`."""
+        parts = (np.ma.masked_where(codes != code, scores) for code in (NEGATIVE, POSITIVE))
+        return cls(*(part.mean(axis=0).filled(np.nan) for part in parts))
+
+    @property
+    def found(self) -> Bool[np.ndarray, " k"]:
+        """The labels that the fit finds: `present` exceeds `absent` by LEAST_GAP.
+
+        The difference is the coefficient of discrimination (T. Tjur, "Coefficients of determination in logistic
+        regression models", The American Statistician 63, 2009).
+        """
+        return self.present - self.absent >= LEAST_GAP
+
+    def issues(self, codes: Int[np.ndarray, "n k"], scores: Float[np.ndarray, "n k"]) -> Bool[np.ndarray, "n k"]:
+        """Return the labels of images that are superfluous or missing, if the opposite value is also more probable."""
+        superfluous = (scores <= self.absent) & (scores < HALF)
+        missing = (scores >= self.present) & (scores > HALF)
+        return np.where(codes == POSITIVE, superfluous, missing) & (codes != DIFFICULT)

@@ -14,7 +14,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.audit.audit import MIN_IMAGES, Audit, audit_split, fold_units, probe_config
+from mlmoe_jax.apps.audit.audit import Audit, audit_split, probe_config
 from mlmoe_jax.apps.audit.audit_page import audit_page
 from mlmoe_jax.data.sources.corrections import COLUMNS, Suggestion, read_suggestions
 from mlmoe_jax.data.sources.open import open_split, resolve_path
@@ -22,7 +22,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Outcome, Table
-from mlmoe_jax.runtime.text import abbreviate, quantity
+from mlmoe_jax.runtime.text import quantity
 
 _logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def audit_document(audit: Audit) -> dict[str, Any]:
 
     Keys: `split`, `images` (number), `missing` and `superfluous` (numbers of suggestions that add or remove a label),
     `suggestions`, `similar_images_with_other_labels` (pairs of ids), `together` (pairs of labels, with the share of the
-    images with the first label that also have the second), and `not_judged` (names of labels).
+    images with the first label that also have the second), and `not_judged` (reason -> names of labels).
     """
     split, names = audit.split, audit.split.classes
     missing = sum(audit.is_missing(row, label) for row, label in audit.suggestions.tolist())
@@ -134,7 +134,7 @@ def audit_document(audit: Audit) -> dict[str, Any]:
         "suggestions": suggestions,
         "similar_images_with_other_labels": [[split.ids[i], split.ids[j]] for i, j in audit.twins],
         "together": [{"label": names[p.a], "with": names[p.b], "share": p.p_b_given_a} for p in audit.pairs],
-        "not_judged": [name for name, judged in zip(names, audit.judged, strict=True) if not judged],
+        "not_judged": audit.not_judged(),
     }
 
 
@@ -145,9 +145,4 @@ def audit_text(audit: Audit) -> str:
         f"{quantity(values['images'], 'image')} of split {values['split']}: {values['missing']:,} missing and "
         f"{values['superfluous']:,} superfluous labels suggested on {quantity(len(audit.worst_images), 'image')}"
     )
-    if values["not_judged"]:
-        text += (
-            f"\nnot judged, because fewer than {MIN_IMAGES} {fold_units(audit.split)} have the label or are known not "
-            f"to have it: {abbreviate(values['not_judged'])}"
-        )
-    return text
+    return "\n".join([text, *audit.sentences()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from array import array
 from collections import Counter
@@ -22,7 +23,7 @@ from mlmoe_jax.data.names import label_problem, require_names, split_key
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import PathLike
+from mlmoe_jax.runtime.files import PathLike, find_file
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
@@ -118,13 +119,25 @@ class Listing:
 
     @cached_property
     def _start(self) -> str:
-        return f"{Path(self.folder).absolute()}".rstrip("/") + "/"
+        return os.path.abspath(self.folder).rstrip("/") + "/"
 
     def image_path(self, image: str) -> str:
         """Return the path of an image, relative if it is below `folder`, without ./, dir/../ and repeated slashes."""
         if "\\" in image or "./" in image or "//" in image:
             image = os.path.normpath(image.replace("\\", "/"))
         return image.removeprefix(self._start)
+
+    def find_image(self, image: str) -> str:
+        """Return a path of `image_path` without the last names of `folder` before it, if only that file exists.
+
+        Predictions have the paths of --images, such as ../photos/1.jpg for 1.jpg in the folder photos.
+        """
+        names, folders = list(itertools.dropwhile("..".__eq__, image.split("/"))), self._start.split("/")[:-1]
+        ends = (count for count in range(len(names)) if names[:count] == folders[len(folders) - count :])
+        paths = [image, *("/".join(names[count:]) for count in ends)]
+        if paths[-1] == image:
+            return image
+        return next((path for path in paths if os.path.lexists(find_file(os.path.join(self.folder, path)))), image)
 
 
 def select_split(
@@ -185,7 +198,7 @@ class _Selection:
 
     def _clear(self) -> None:
         self.rows: dict[str, int] = {}
-        self.merged = LeftOut()
+        self.merged, self.shortened = LeftOut(), LeftOut()
         self.images: list[str] = []
         self.groups: list[str] = []
         self.lines, self.other_labels = array("q"), array("b")
@@ -276,7 +289,10 @@ class _Selection:
             raise UserError(f"{self.listing.line(row.line)} has no image path")
         if not isinstance(image, str):
             raise UserError(f"{self.listing.line(row.line)} has the image {image!r:.100}, which is not a path")
-        image = self.listing.image_path(image)
+        path = self.listing.image_path(image)
+        image = self.listing.find_image(path)
+        if image != path:
+            self.shortened.add(path)
         key = compose(image)
         columns = self.columns
         if self.has_spellings or key in self.rows:
@@ -323,8 +339,11 @@ class _Selection:
         values = (self.other_labels[at], None, self.groups[at], self.lines[at], is_complete)
         return ImageRow(self.images[at], labels, *values)
 
-    def _note_merged(self) -> None:
+    def _note_changed(self) -> None:
         usage = self.usage
+        if count := self.shortened.count:
+            place = f"{quantity(count, 'image')} with the path of {self.listing.folder}"
+            usage.notes.append(f"names {place} before them, which is left out{self.shortened}")
         if merged := self.merged.count:
             usage.merge(self.listing.split, merged)
             usage.notes.append(f"lists images again in {quantity(merged, 'row')}{self.merged}, which are merged")
@@ -346,7 +365,7 @@ class _Selection:
                 "data.classes to a file that lists the classes"
             )
         self._count_splits()
-        self._note_merged()
+        self._note_changed()
         classes = tuple(sorted(self.column_of_label) if self.classes is None else self.classes)
         live = list(self.rows.values())
         groups = [self.groups[at] for at in live] if any(self.groups) else None

@@ -89,7 +89,11 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
-                row = _make_row(*map(record.get, find_keys(tuple(record))), line)
+                image, labels, *others = map(record.get, find_keys(tuple(record)))
+                if labels is None and "error" in record:  # a prediction of an image that could not be read
+                    row = ImageRow(image, None, line=line)
+                else:
+                    row = _make_row(image, labels, *others, line)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "

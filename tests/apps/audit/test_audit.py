@@ -181,38 +181,66 @@ def judged(codes, scores, groups=None) -> Audit:
 
 def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out():
     codes = [[1, 1], [0, 0]] * 5 + [[UNKNOWN, DIFFICULT], [UNKNOWN, 1]]
-    scores = [[0.9, 0.8], [0.1, 0.2]] * 5 + [[0.75, 0.1], [0.2, 0.3]]
+    scores = [[0.9, 0.8], [0.1, 0.2]] * 5 + [[0.95, 0.1], [0.2, 0.1]]
     result = judged(codes, scores)
     assert [row[:4] for row in suggestions_table(result).rows] == [["10.png", "a", "", "1"], ["11.png", "b", "1", "0"]]
     assert result.twins == [(0, 1), (2, 3)]
     assert "1 missing and 1 superfluous labels suggested on 2 images" in audit_text(result)
 
 
+FEW = "fewer than 5 {} have the label or are known not to have it"
+WEAK = "the fit hardly finds the label"
+
+
 def test_labels_of_few_images_or_groups_are_not_judged():
     """A fit without a group may have none of its images."""
-    codes = np.array([[1, 1]] * 4 + [[0, 1]] * 2 + [[0, 0]] * 6)
-    few = judged(codes, np.where(codes, 0.2, 0.8))
-    assert set(few.suggestions[:, 1].tolist()) == {1}
-    assert audit_document(few)["not_judged"] == ["a"]
-    assert "fewer than 5 images have the label or are known not to have it: a" in audit_text(few)
+    codes = np.array([[1, 1]] * 4 + [[0, 1]] * 4 + [[0, 0]] * 8)
+    scores = np.where(codes, 0.9, 0.1)
+    scores[[7, 8]] = [[0.95, 0.05], [0.95, 0.95]]
+    few = judged(codes, scores)
+    assert few.suggestions.tolist() == [[7, 1], [8, 1]]
+    assert audit_document(few)["not_judged"] == {FEW.format("images"): ["a"]}
+    assert f"not judged, because {FEW.format('images')}: a" in audit_text(few)
     codes = np.array([[1, 1], [0, 0]] * 10)
+    scores = np.where(codes, 0.9, 0.1)
+    scores[1] = 0.95
     for sick, is_judged in ((6, True), (10, False)):
         groups = ["sick" if row % 2 == 0 and row < 2 * sick else f"p{row}" for row in range(20)]
-        result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
+        result = judged(codes, scores, groups=groups)
         assert (result.judged.all(), len(result.suggestions) > 0) == (is_judged, is_judged)
-    assert "fewer than 5 groups of images have the label" in audit_text(result)
+    assert f"{FEW.format('groups of images')}: a, b" in audit_text(result)
+
+
+def test_labels_that_the_fit_hardly_finds_are_not_judged(photos, monkeypatch):
+    """Below a half, a label and its absence differ too little to call a given label superfluous."""
+    codes = np.array([[1, 1], [0, 0]] * 6)
+    scores = np.where(codes, [0.8, 0.3], 0.1)
+    scores[:2] = [[0.05, 0.05], [0.9, 0.9]]
+    result = judged(codes, scores)
+    assert result.suggestions.tolist() == [[0, 0], [1, 0]]
+    assert audit_document(result)["not_judged"] == {WEAK: ["b"]}
+    assert "too weak" not in audit_text(result)
+    monkeypatch.setattr(LogisticFit, "held_out_scores", property(lambda fit: np.full((60, 3), 0.4)))
+    report, _ = photos.audit()
+    assert (report["suggestions"], report["not_judged"]) == ([], {WEAK: sorted(COLORS)})
+    page = photos.page.read_text()
+    for text in (WEAK, "the fit is too weak to judge any label, so nothing is suggested; label more images"):
+        assert text in page
 
 
 def test_suggestions_agree_with_the_tree(photos, monkeypatch):
     """A probable red makes what it implies probable too; that red implies it is no news."""
-    photos.table.write_text(photos.table.read_text().replace("red", "red;warm", 3))
+    photos.table.write_text(photos.table.read_text().replace("red", "red;warm"))
     (photos.folder / "tree.yaml").write_text("implies: {red: warm}")
     monkeypatch.setattr(audit, "SUPPORT", 10)
-    scores = property(lambda fit: np.tile([0.5, 0.5, 0.9, 0.1], (60, 1)))
-    monkeypatch.setattr(LogisticFit, "held_out_scores", scores)
+    opened = photos.open()
+    red, warm = map(opened.classes.index, ("red", "warm"))
+    scores = np.where(opened.labels == 1, 0.9, 0.1)
+    has = np.flatnonzero(opened.labels[:, red])
+    scores[7, red], scores[has[0], warm] = 0.95, 0.05
+    monkeypatch.setattr(LogisticFit, "held_out_scores", property(lambda fit: scores))
     report, _ = photos.audit("--config.data.tree=tree.yaml")
-    assert report["superfluous"] == 0
-    assert [row["label"] for row in report["suggestions"]].count("warm") == report["missing"] / 2 > 0
+    assert [(row["image"], row["label"]) for row in report["suggestions"]] == [("7.png", "red"), ("7.png", "warm")]
     assert ("red", "warm") not in [(pair["label"], pair["with"]) for pair in report["together"]]
 
 
@@ -228,10 +256,12 @@ def audit_few(at):
     audit_split(judged([[1, 0]] * 9, np.zeros((9, 2))).split, config)
 
 
-FEW = "no label can be judged: a label needs 5 images of split train that have it and 5 that are known not to have it"
+NO_LABEL = (
+    "no label can be judged: a label needs 5 images of split train that have it and 5 that are known not to have it"
+)
 REFUSALS = [
     Refusal("no images", of_no_images, lambda flags: run_command(*flags), "16 of 16 images of split train"),
-    Refusal("few labels", None, audit_few, FEW),
+    Refusal("few labels", None, audit_few, NO_LABEL),
 ]
 
 
