@@ -124,11 +124,12 @@ def use_prompts(config: ConfigDict) -> None:
 
 
 def use_names(config: ConfigDict, names: str, resolution: int) -> None:
-    """Set the vectors of the label names, and without a choice the backbone of the vectors and its image size."""
+    """Set the vectors of the label names, and without a choice the backbone of the vectors and its images."""
     config.model.head.names, config.data.classes = names, os.path.abspath(names)  # data.classes is below data.root
     if not config.model.backbone.name:
         config.model.backbone.name = read_name_vectors(names).backbone
-    config.data.image_size = resolution or catalog.entry(config.model.backbone.name).image_size
+    config.data.update(catalog.entry(config.model.backbone.name).images)
+    config.data.image_size = resolution or config.data.image_size
 
 
 def use_cached_features(config: ConfigDict, head: str) -> None:

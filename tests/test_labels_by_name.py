@@ -75,7 +75,9 @@ def test_the_page_leads_from_a_list_of_names_to_a_model(imported):
     ranks = np.array([[float(row[f"rank {name}"]) for name in NAMES] for row in before])
     np.testing.assert_allclose(ranks.mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(ranks.std(axis=0), 1, atol=1e-3)
-    assert all(row["labels"] for row in before)
+    above = [[name for name in NAMES if float(row[f"rank {name}"]) >= 1.5] for row in before]
+    assert [set(filter(None, row["labels"].split(";"))) for row in before] == list(map(set, above))
+    assert not all(above)
     scores = [[[float(row[name]) for name in NAMES] for row in table] for table in (before, after)]
     np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
     assert "rank boat" not in after[0], "thresholds are fitted"

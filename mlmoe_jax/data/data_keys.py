@@ -68,7 +68,11 @@ DATA_KEYS = section(
     resize=ChoiceKey(
         "square",
         "How an image gets this size, unless augment.geometry says otherwise.",
-        choices={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
+        choices={
+            "square": "resize, whatever the aspect ratio",
+            "crop": "resize the short side, then crop the center",
+            "clip": "as CLIP's processor: resize the short side by a bicubic filter to this size, then crop the center",
+        },
         stages=("image",),
         shared="value",
     ),

@@ -24,7 +24,7 @@ class Geometry:
 
     Attributes:
       image_size: S.
-      fit: `square` (`transforms.resize_square`), `crop` (`transforms.resize_and_crop`), or a random crop:
+      fit: `square` (`transforms.resize_square`), `crop` or `clip` (`transforms.resize_and_crop`), or a random crop:
         `random_resized_crop` or `multi_scale_crop`, as in `transforms`.
       crop_fraction: for `crop`, S divided by the short side of the resized image.
       crop_scale: for `random_resized_crop`, the range of the area of the crop as a fraction of the image.
@@ -50,7 +50,7 @@ class Geometry:
         0 means full size, which random crops need, unless the image is resized before the crop.
         """
         match self.fit:
-            case "square":
+            case "square" | "clip":
                 return self.image_size
             case "crop":
                 return self.short_side
@@ -66,6 +66,8 @@ class Geometry:
                 return transforms.resize_square(image, size)
             case "crop":
                 return transforms.resize_and_crop(np.asarray(image), self.short_side, size)
+            case "clip":
+                return transforms.resize_and_crop(np.asarray(image), size, size, clip=True)
             case "random_resized_crop":
                 return transforms.random_resized_crop(np.asarray(image), random, size, self.crop_scale, CROP_RATIOS)
         resized = transforms.resize_square(image, size + self.margin) if self.margin else np.asarray(image)

@@ -46,34 +46,33 @@ def resize_square(image: Pixels | Image.Image, size: int) -> Pixels:
     return _resize(image, (size, size))
 
 
-def resize_and_crop(image: Pixels, side: int, size: int) -> Pixels:
+def resize_and_crop(image: Pixels, side: int, size: int, *, clip: bool = False) -> Pixels:
     """Resize an image so that its short side has `side` pixels, and crop its center of `size` × `size` pixels.
 
-    The long side is rounded down, as in torchvision. If the long side would exceed ELONGATED · size pixels, only the
-    center of the image is resized. The values then differ by at most 2 of 255. This limits the memory that an elongated
-    image needs: a file of 100 bytes could otherwise fill the memory.
+    The long side is rounded down, as in torchvision. With `clip`, the filter is bicubic, and half a pixel before the
+    crop is rounded down, as in transformers' processor of CLIP. If the long side would exceed ELONGATED · size pixels,
+    only the center of the image is resized. The values then differ by rounding. This limits the memory that an
+    elongated image needs: a file of 100 bytes could otherwise fill the memory.
     """
     height, width = image.shape[:2]
+    resample, whole = (Image.Resampling.BICUBIC, math.floor) if clip else (Image.Resampling.BILINEAR, round)
     scaled = tuple(side * length // min(width, height) for length in (width, height))
+    x, y = (whole((length - size) / 2) for length in scaled)
     if max(scaled) <= ELONGATED * size:
-        return center_crop(_resize(image, scaled), size)
-    x, y = (round((length - size) / 2) for length in scaled)
+        return _resize(image, scaled, resample)[y : y + size, x : x + size]
     across, down = width / scaled[0], height / scaled[1]
     box = (x * across, y * down, min((x + size) * across, width), min((y + size) * down, height))
-    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
-
-
-def center_crop(image: Pixels, size: int) -> Pixels:
-    """Crop `size` × `size` pixels from the center of an image. Both sides of the image must be at least `size`."""
-    y, x = (round((side - size) / 2) for side in image.shape[:2])
-    return image[y : y + size, x : x + size]
+    return np.asarray(Image.fromarray(image).resize((size, size), resample, box=box))
 
 
 def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
     """Return the part of an image that the model sees in evaluation, at its original resolution."""
     if data_config.resize == "square":
         return image
-    return center_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
+    fraction = data_config.crop_fraction if data_config.resize == "crop" else 1
+    size = round(fraction * min(image.shape[:2]))
+    y, x = (round((side - size) / 2) for side in image.shape[:2])
+    return image[y : y + size, x : x + size]
 
 
 def random_resized_crop(
@@ -129,13 +128,15 @@ def multi_scale_crop(image: Pixels, random: Generator, size: int) -> Pixels:
     return _resize(image[y : y + down, x : x + across], (size, size))
 
 
-def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarray:
+def _resize(
+    image: np.ndarray | Image.Image, size: tuple[int, int], resample: Image.Resampling = Image.Resampling.BILINEAR
+) -> np.ndarray:
     if isinstance(image, np.ndarray):
         if image.shape[1::-1] == size:
             return image
         image = Image.fromarray(image)
     # Pillow's own `box` would let pixels outside a crop affect its borders; torchvision and the papers crop first.
-    return np.array(image.resize(size, Image.Resampling.BILINEAR))
+    return np.array(image.resize(size, resample))
 
 
 # ----------------------------------------------------------------------------------------- pixels, at unchanged size

@@ -36,7 +36,7 @@ class NamesOrigin(Origin):
     @cached_property
     def label_space(self) -> LabelSpace:
         """The label space of the names. Raises the errors of `vectors_for`."""
-        return label_space_of(self.known or vectors_for(self.config))
+        return label_space_of(vectors_for(self.config, self.known))
 
     def predictor(self, *, ranked: bool = True) -> Predictor:
         """Return the predictor. If `ranked`, it assigns labels by `inference.ranks`, otherwise by `eval.threshold`.
@@ -84,7 +84,8 @@ def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> Na
         raise UserError(f"--config.{key} has no effect on a prediction by names; leave it out")
     config = configuration.default_config()
     config.model.backbone.name, config.model.head.kind, config.model.head.names = made_for, "cosine", file
-    config.data.name, config.data.image_size = "csv", catalog.entry(made_for).image_size
+    config.data.name = "csv"
+    config.data.update(catalog.entry(made_for).images)
     configuration.apply_overrides(config, pairs)
     configuration.validate(config)
     return NamesOrigin(config, known)

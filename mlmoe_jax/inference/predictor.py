@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
-from mlmoe_jax.inference.ranks import LEAST_IMAGES, Ranks, best_ranked
+from mlmoe_jax.inference.ranks import LEAST_IMAGES, LEAST_LABELS, LEAST_RANK, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
@@ -28,6 +29,9 @@ from mlmoe_jax.runtime.array_types import Arrays
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.text import quantity
+
+_logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 32  # default number of images per device
 # Default numbers of images per device in a batch: few sizes, so that few programs are compiled, but with small sizes,
@@ -198,9 +202,20 @@ class Predictor:
         """Yield the results with ranks, after all images are scored. Too few images for ranks get labels by score."""
         outputs = list(outputs)
         ranks = Ranks.of(outputs)
+        alone = len(self.names) == 1  # there is no other label with which its score can be compared
         if ranks is None:
-            status(f"ranks need {LEAST_IMAGES} images; of fewer, each gets the label with the highest score")
-            top_k = top_k or 1
+            rule = (
+                "a single label is assigned by eval.threshold"
+                if alone
+                else "each gets the label with the highest score"
+            )
+            status(f"ranks need {LEAST_IMAGES} images; of fewer, {rule}")
+            top_k = top_k or (None if alone else 1)
+        elif len(self.names) < LEAST_LABELS:
+            _logger.warning(
+                f"ranks of {quantity(len(self.names), 'label')} only order the images: some reach {LEAST_RANK}, "
+                "whatever they show; look at the scores, set eval.threshold, or name what else the images show"
+            )
         for output in outputs:
             yield from self._batch_results(output, split, top_k, ranks)
 

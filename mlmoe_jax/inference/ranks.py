@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 LEAST_IMAGES = 8  # for a mean and a standard deviation
 LEAST_RANK = 1.5  # of an assigned label, by default
+LEAST_LABELS = 3  # of which ranks say more than the order of the images
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Ranks:
 def best_ranked(ranks: Float[np.ndarray, " k"], top_k: int | None) -> np.ndarray:
     """Return the indices of the `top_k` labels with the highest ranks, highest first.
 
-    If `top_k` is None, return all labels with a rank of at least LEAST_RANK, or the highest one if there is none.
+    If `top_k` is None, return all labels with a rank of at least LEAST_RANK.
     """
     order = np.argsort(-ranks, kind="stable")
-    return order[: top_k or max(1, np.count_nonzero(ranks >= LEAST_RANK))]
+    return order[: top_k or np.count_nonzero(ranks >= LEAST_RANK)]

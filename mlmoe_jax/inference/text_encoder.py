@@ -33,7 +33,7 @@ from mlmoe_jax.models.text.catalog import text_entry
 from mlmoe_jax.models.text.tower import Similarity
 from mlmoe_jax.pretrained.locate import backbone_file, locate
 from mlmoe_jax.pretrained.text_towers import load_text_tower
-from mlmoe_jax.pretrained.tokenizers import open_tokenizer
+from mlmoe_jax.pretrained.tokenizers import canonical, open_tokenizer
 from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.progress import status
@@ -44,11 +44,12 @@ BATCH = 32  # texts per call of the tower
 _PLACE = re.compile(r"\s*(\bof\s+)?(\b(an?|the)\s+)?\{\}\w*")
 
 
-def vectors_for(config: ConfigDict) -> NameVectors | None:
+def vectors_for(config: ConfigDict, known: NameVectors | None = None) -> NameVectors | None:
     """Return the vectors of the label names in the file `model.head.names`; None if this key is "".
 
-    If the file is a list of names, the names are encoded with the default templates of the backbone. Raises UserError
-    if the file cannot be read, or if the key is "" and the head is `cosine`.
+    If the file is a list of names, the names are encoded with the default templates of the backbone. `known` are the
+    vectors in the file, if it has been read. Raises UserError if the file cannot be read, if it has vectors and the
+    config asks for canonical texts, or if the key is "" and the head is `cosine`.
     """
     file, backbone = config.model.head.names, config.model.backbone
     if not file:
@@ -58,9 +59,15 @@ def vectors_for(config: ConfigDict) -> NameVectors | None:
             )
         return None
     if is_vectors_file(file):
-        vectors = read_name_vectors(file)
+        if backbone.canonical_texts:
+            raise UserError(
+                f"model.backbone.canonical_texts has no effect on {file}, whose names are encoded; leave it out, or "
+                "encode the names with it"
+            )
+        vectors = known or read_name_vectors(file)
     else:
-        vectors = encode_names(backbone.name, read_label_names(file), weights=backbone.weights)
+        options = {"weights": backbone.weights, "canonical_texts": backbone.canonical_texts}
+        vectors = encode_names(backbone.name, read_label_names(file), **options)
         vectors = replace(vectors, sha256=file_sha256(file))
     status(f"{file}: vectors of {quantity(len(vectors.names), 'name')}, sha256 {vectors.sha256[:12]}")
     return vectors
@@ -78,15 +85,21 @@ def encode_file(
     for key in configuration.find_unread([key for key, _ in pairs], ("encode",)):
         known = ", ".join(keys_read("encode"))
         raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
-    weights = configuration.apply_overrides(configuration.default_config(), pairs).model.backbone.weights
+    settings = configuration.apply_overrides(configuration.default_config(), pairs).model.backbone
     require_vectors_file(output)
-    vectors = encode_names(backbone, read_label_names(names), templates, weights=weights)
+    options = {"weights": settings.weights, "canonical_texts": settings.canonical_texts}
+    vectors = encode_names(backbone, read_label_names(names), templates, **options)
     vectors.write(output)
     return vectors
 
 
 def encode_names(
-    backbone: str, labels: Sequence[LabelName], templates: Sequence[str] = (), *, weights: str = "auto"
+    backbone: str,
+    labels: Sequence[LabelName],
+    templates: Sequence[str] = (),
+    *,
+    weights: str = "auto",
+    canonical_texts: bool = False,
 ) -> NameVectors:
     """Return the vectors of label names.
 
@@ -98,22 +111,25 @@ def encode_names(
       templates: texts with {} for a name. Empty: the templates of the family.
       weights: the value of `model.backbone.weights`. If it is a path, and both towers are published in one file, the
         text tower is read from this path too.
+      canonical_texts: whether templates, names and descriptions are converted by `canonical`.
 
     Raises:
       UserError: the backbone has no text tower, the tower or its tokenizer is missing or belongs to another model, a
-        template has no {}, or a text has more tokens than the tower reads.
+        template has no {}, a text has more tokens than the tower reads, or two labels have equal tokens.
     """
     entry = text_entry(backbone)
     templates = tuple(templates) or entry.templates
     for template in templates:
         if "{}" not in template:
             raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
-    groups = [
-        list(label.descriptions) or [template.replace("{}", label.name) for template in templates] for label in labels
-    ]
-    if entry.contrast:
-        groups.append([_PLACE.sub("", template).strip() for template in templates])
-    vectors, similarity = _encode_groups(backbone, groups, weights)
+    if canonical_texts:
+        templates = tuple(canonical(template, "{}") for template in templates)
+    groups = _texts_of(labels, templates, canonical_texts, background=entry.contrast)
+    tokens, valid = _tokenize(backbone, [text for group in groups for text in group])
+    ends = np.cumsum([len(group) for group in groups])[:-1]
+    _require_different(labels, np.split(tokens, ends), backbone)
+    encoded, similarity = _encode_tokens(backbone, tokens, valid, weights)
+    vectors = np.stack([mean_direction(part) for part in np.split(encoded, ends)])
     return NameVectors(
         names=tuple(label.name for label in labels),
         vectors=vectors[: len(labels)],
@@ -126,13 +142,30 @@ def encode_names(
     )
 
 
-def _encode_groups(
-    backbone: str, groups: Sequence[Sequence[str]], weights: str
-) -> tuple[Float32[np.ndarray, "g e"], Similarity]:
-    """Return the normalized mean of the normalized vectors of each group of texts, and the model's `Similarity`."""
-    encoded, similarity = encode_texts(backbone, [text for group in groups for text in group], weights=weights)
-    ends = np.cumsum([len(group) for group in groups])[:-1]
-    return np.stack([mean_direction(part) for part in np.split(encoded, ends)]), similarity
+def _texts_of(
+    labels: Sequence[LabelName], templates: Sequence[str], canonical_texts: bool, *, background: bool
+) -> list[list[str]]:
+    """Return the texts of each label; with `background`, also the templates without a name."""
+    groups = []
+    for label in labels:
+        name, *described = [canonical(x, ",") if canonical_texts else x for x in (label.name, *label.descriptions)]
+        groups.append(described or [template.replace("{}", name) for template in templates])
+    if background:
+        groups.append([_PLACE.sub("", template).strip() for template in templates])
+    return groups
+
+
+def _require_different(labels: Sequence[LabelName], tokens: Sequence[np.ndarray], backbone: str) -> None:
+    """Raise UserError if all texts of two labels have equal tokens; `tokens` has the rows i32[n,t] of each label."""
+    owners: dict[bytes, str] = {}
+    for label, rows in zip(labels, tokens, strict=False):
+        other = owners.setdefault(np.unique(rows, axis=0).tobytes(), label.name)
+        if other != label.name:
+            pair = f"'{printable(other, 60)}' and '{printable(label.name, 60)}'"
+            raise UserError(
+                f"the names {pair} have equal tokens for {backbone}, so their scores would be equal; remove one, or "
+                "describe it after a tab"
+            )
 
 
 def _comparison(similarity: Similarity) -> dict[str, Any]:
@@ -152,6 +185,11 @@ def encode_texts(
 
     `encode_names` describes `backbone`, `weights` and the errors.
     """
+    return _encode_tokens(backbone, *_tokenize(backbone, texts), weights)
+
+
+def _tokenize(backbone: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens i32[n,t] of texts, and bool[n,t], False for padding; UserError if a text has too many."""
     entry = text_entry(backbone)
     tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
     if too_long := next(filter(tokenizer.is_cut, texts), ""):
@@ -159,17 +197,24 @@ def encode_texts(
             f"the text '{printable(too_long, 60)}' has more than the {tokenizer.length} tokens that the text tower of "
             f"{backbone} reads; shorten it"
         )
-    tokens, valid = tokenizer.encode(texts)
-    status(f"encoding {quantity(len(texts), 'text')} by the text tower of {backbone}")
-    tower, tokens = load_text_tower(entry.shape, _find_tower(backbone, weights), tokens)
+    return tokenizer.encode(texts)
+
+
+def _encode_tokens(
+    backbone: str, tokens: np.ndarray, valid: np.ndarray, weights: str
+) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
+    """Return the result of `encode_texts` for the result of `_tokenize`."""
+    count = len(tokens)
+    status(f"encoding {quantity(count, 'text')} by the text tower of {backbone}")
+    tower, tokens = load_text_tower(text_entry(backbone).shape, _find_tower(backbone, weights), tokens)
     definition, values, _ = ModelDef.split(tower)
     encode = jax.jit(lambda values, tokens, valid: definition.merge(values)(tokens, valid))
     vectors = []
     with jax.default_matmul_precision("highest"):
-        for start in range(0, len(texts), BATCH):
-            rows = np.arange(start, start + BATCH) % len(texts)  # the last batch is filled up
+        for start in range(0, count, BATCH):
+            rows = np.arange(start, start + BATCH) % count  # the last batch is filled up
             vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
-    return np.concatenate(vectors)[: len(texts)], tower.similarity
+    return np.concatenate(vectors)[:count], tower.similarity
 
 
 def _find_tower(backbone: str, weights: str) -> Path:

@@ -2,7 +2,7 @@
 
 from mlmoe_jax.models.adapters.catalog import ADAPTERS, PROMPT_KEYS
 from mlmoe_jax.models.heads.catalog import HEAD_KEYS
-from mlmoe_jax.runtime.keys import ChoiceKey, FlagKey, PathKey, TextKey, section
+from mlmoe_jax.runtime.keys import ChoiceKey, FlagKey, PathKey, TextKey, others, section
 
 BACKBONE_KEYS = section(
     "The network that turns an image into tokens, usually pretrained and frozen.",
@@ -14,6 +14,13 @@ BACKBONE_KEYS = section(
         "Weights: auto is the published file, none is random, anything else a path.",
         stages=("model", "encode"),
         shared="value",
+    ),
+    canonical_texts=FlagKey(
+        False,
+        "Encode label names and templates in lower case and without punctuation, as big_vision's zero-shot evaluator "
+        "does; its demo and transformers keep punctuation.",
+        stages=("model", "encode"),
+        only_if={"model.head.names": others("")},
     ),
     batch_norm=ChoiceKey(
         "frozen",

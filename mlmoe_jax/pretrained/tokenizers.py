@@ -15,16 +15,18 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.text.entry import TextEntry
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
-_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def canonical(text: str) -> str:
-    """Return a text in the form on which SigLIP is evaluated: lower case, no punctuation, single spaces.
+def canonical(text: str, kept: str) -> str:
+    """Return a text in lower case with single spaces, and of ASCII's punctuation only `kept`. An underscore is a space.
 
-    An underscore is a space (canonicalize_text of big_vision, evaluators/proj/image_text/prompt_engineering.py).
+    big_vision's zero-shot evaluator does so with templates, where `kept` is {}, and with names, where it is a comma
+    (evaluators/proj/image_text/prompt_engineering.py).
     """
-    words = text.lower().translate(_PUNCTUATION).split()
-    return " ".join(words)
+    parts = text.replace("_", " ").split(kept)
+    words = kept.join(part.translate(_PUNCTUATION) for part in parts)
+    return " ".join(words.lower().split())
 
 
 def lower(text: str) -> str:
@@ -34,10 +36,6 @@ def lower(text: str) -> str:
     """
     letters = "".join(map(str.lower, text))
     return " ".join(letters.split())
-
-
-# How a family changes a text before it is split: the values of `TokenFormat.text`.
-TEXTS: dict[str, Callable[[str], str]] = {"unchanged": str, "lower": lower, "canonical": canonical}
 
 
 class Tokenizer:
@@ -53,7 +51,6 @@ class Tokenizer:
         rules = entry.format
         self.length = entry.shape.length
         self.fixed = rules.fixed
-        self._change = TEXTS[rules.text]
         self._split = split
         self._start = [numbers(rules.start)] if rules.start else []
         self._end = [numbers(rules.end)] if rules.end else []
@@ -65,7 +62,7 @@ class Tokenizer:
         t is the length of the tower if the tower reads padding, and otherwise the number of tokens of the longest text.
         A text that is too long loses its last tokens, and keeps the end token; see `is_cut`.
         """
-        rows = [[*self._start, *self._split(self._change(text))[: self._room()], *self._end] for text in texts]
+        rows = [[*self._start, *self._split(text)[: self._room()], *self._end] for text in texts]
         counts = np.array([len(row) for row in rows])
         length = self.length if self.fixed else max(counts.max(), 1)
         valid = np.arange(length) < counts[:, None]
@@ -75,7 +72,7 @@ class Tokenizer:
 
     def is_cut(self, text: str) -> bool:
         """Return whether a text has more tokens than the tower reads."""
-        return len(self._split(self._change(text))) > self._room()
+        return len(self._split(text)) > self._room()
 
     def _room(self) -> int:
         """Return the largest number of tokens that a text may have, without the start and the end token."""
@@ -87,7 +84,8 @@ def open_tokenizer(path: Path, entry: TextEntry) -> Tokenizer:
 
     Raises UserError if the file is damaged or belongs to another text tower, or if the extra `text` is not installed.
     """
-    split, size, number = _open_sentencepiece(path) if path.suffix == ".model" else _open_json(path)
+    opened = _open_sentencepiece if path.suffix == ".model" else _open_json
+    split, size, number = opened(path, lower_case=entry.format.lower_case)
 
     def require(token: str) -> int:
         found = number(token)
@@ -106,17 +104,20 @@ def open_tokenizer(path: Path, entry: TextEntry) -> Tokenizer:
 Opened = tuple[Callable[[str], list[int]], int, Callable[[str], int | None]]  # split, number of tokens, token -> number
 
 
-def _open_json(path: Path) -> Opened:
+def _open_json(path: Path, *, lower_case: bool) -> Opened:
     library = _import("tokenizers")
     with damage_explained(path):
         tokenizer = library.Tokenizer.from_buffer(read_bytes(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if lower_case:  # after special tokens are found: <EOS> is text
+        first = library.normalizers.Lowercase()
+        tokenizer.normalizer = library.normalizers.Sequence([first, *filter(None, [tokenizer.normalizer])])
     split = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
     return split, tokenizer.get_vocab_size(), tokenizer.token_to_id
 
 
-def _open_sentencepiece(path: Path) -> Opened:
+def _open_sentencepiece(path: Path, *, lower_case: bool) -> Opened:
     library = _import("sentencepiece")
     model = library.SentencePieceProcessor()
     with damage_explained(path):
@@ -126,7 +127,8 @@ def _open_sentencepiece(path: Path) -> Opened:
         found = model.piece_to_id(token)
         return found if model.id_to_piece(found) == token else None  # an unknown token has the number of <unk>
 
-    return model.encode, model.get_piece_size(), number
+    split = (lambda text: model.encode(lower(text))) if lower_case else model.encode
+    return split, model.get_piece_size(), number
 
 
 def _import(package: str) -> ModuleType:

@@ -59,7 +59,7 @@ def test_every_stage_is_run_by_a_command_and_read_by_a_key():
             "prune.token_levels",
         ],
         "export": ["metrics.preset", "optim.b1", "report.samples", "pack.short_side", "prune.token_levels"],
-        "encode": [name for name in KEYS if name != "model.backbone.weights"],
+        "encode": [name for name in KEYS if name not in ("model.backbone.weights", "model.backbone.canonical_texts")],
         "thresholds": ["calibration.method", "thresholds.at_end", "eval.threshold"],
         "calibrate": ["thresholds.goal", "thresholds.precision", "eval.threshold"],
     }.items(),

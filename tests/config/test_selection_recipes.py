@@ -93,3 +93,10 @@ def test_own_images_with_names_have_their_backbone_and_a_fit_of_its_normalized_f
     assert config.data.classes == str(tmp_path / "labels.safetensors"), "the table is in another folder"
     assert load_config("own_csv:root=photos,names=labels.safetensors,resolution=384", []).data.image_size == 384
     assert load_config("own_csv:root=photos", []).data.image_size == 224
+
+
+def test_own_images_with_names_are_prepared_as_their_backbone_was_published(tmp_path):
+    drawn_vectors(("sea", "boat"), 8, backbone="clip_vitl14_336").write(file := tmp_path / "labels.safetensors")
+    data = load_config(f"own_csv:root=photos,names={file}", []).data
+    assert (data.image_size, data.resize) == (336, "clip")
+    assert load_config("own_csv:root=photos,backbone=clip_vitb16", []).data.resize == "square"

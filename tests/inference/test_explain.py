@@ -185,7 +185,7 @@ def test_fewer_samples_are_kept_if_they_are_too_large(make_run, tmp_path, monkey
     assert "4 of 8 sample images are kept" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("resize", "size"), [("square", (160, 120)), ("crop", (90, 90))])
+@pytest.mark.parametrize(("resize", "size"), [("square", (160, 120)), ("crop", (90, 90)), ("clip", (120, 120))])
 def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_path, resize, size):
     run = replace(make_run(MLMOE), config=make_run(MLMOE).config.copy_and_resolve_references())
     run.config.data.resize, run.config.data.crop_fraction = resize, 0.75

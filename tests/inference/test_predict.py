@@ -202,10 +202,37 @@ def test_a_rank_is_the_logit_standardized_over_the_readable_images():
     assert LEAST_IMAGES == 8
 
 
-def test_an_image_gets_its_best_label_and_all_of_a_high_rank():
+def test_an_image_gets_all_labels_of_a_high_rank():
     assert best_ranked(np.array([0.1, LEAST_RANK, 2.0]), None).tolist() == [2, 1]
-    assert best_ranked(np.array([-1.0, -2.0, -0.5]), None).tolist() == [2]
+    assert best_ranked(np.array([-1.0, -2.0, 1.49]), None).tolist() == [], "no label below the least rank"
     assert best_ranked(np.array([0.1, 0.3, 0.2]), 2).tolist() == [1, 2]
+
+
+def test_ranks_of_few_labels_assign_no_label_below_the_least_and_are_doubted(caplog, capsys):
+    """`dark` has the same logit in all images."""
+    images = [color(0, 0, 10 * row) for row in range(11)] + [color(255)]
+    run = make_run()
+    both = Predictor(run, HALVES, ranked=True)
+    labels = [result.labels for result in both(images)]
+    assert labels == [()] * 10 + [("blue",), ("red",)]
+    assert not caplog.messages
+    alone = Predictor(only_red(run), {"red": 0.5}, ranked=True)
+    assert [result.labels for result in alone(images)] == [()] * 11 + [("red",)]
+    assert "ranks of 1 label only order the images" in caplog.text
+    assert [result.labels for result in alone([color(90), color(110)])] == [(), ("red",)]
+    assert "a single label is assigned by eval.threshold" in capsys.readouterr().err
+
+
+def only_red(run):
+    """Return the run with the first of its labels alone."""
+
+    class First(type(run.definition)):
+        def merge(self, values):
+            model = super().merge(values)
+            return lambda image: replace(found := model(image), logits=found.logits[:, :1], gates={})
+
+    space = SimpleNamespace(**(vars(run.label_space) | {"names": ("red",)}))
+    return replace(run, definition=First(), label_space=space)
 
 
 def test_a_ranked_prediction_assigns_labels_by_rank(capsys):
@@ -217,7 +244,7 @@ def test_a_ranked_prediction_assigns_labels_by_rank(capsys):
     assert results[10].labels == ("red",), "its score of the other labels is that of all images"
     assert results[10].ranks["red"] > LEAST_RANK
     assert results[10].ranks["green"] == 0
-    assert results[0].labels[0] != "red"
+    assert results[0].labels == ()
     assert [len(r.labels) for r in predictor(images, top_k=2) if not r.error] == [2] * 10
     (alone,) = predictor(images[:1])
     assert (alone.ranks, alone.labels) == (None, ("green",))

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from helpers.text_towers import arrays_of, use_twin
 
-from mlmoe_jax.data.labels.name_vectors import LabelName, mean_direction
+from mlmoe_jax.data.labels.name_vectors import LabelName, mean_direction, unit
 from mlmoe_jax.data.labels.space import label_space_of
 from mlmoe_jax.inference import text_encoder
 from mlmoe_jax.inference.by_names import names_origin
-from mlmoe_jax.inference.text_encoder import encode_names, encode_texts, vectors_for
+from mlmoe_jax.inference.text_encoder import encode_file, encode_names, encode_texts, vectors_for
+from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.text.catalog import TEXT_CATALOG
 from tools.parity import text_towers as twins
 from tools.parity.vit import image
 
@@ -67,15 +69,57 @@ def test_a_vector_does_not_depend_on_the_texts_beside_it(twin):
 
 def test_the_background_of_a_softmax_model_is_its_templates_without_a_name(twin, monkeypatch):
     backbone, seen = twin("clip_quick_gelu"), []
-    encode = encode_texts
-    monkeypatch.setattr(text_encoder, "encode_texts", lambda b, texts, **o: seen.append(texts) or encode(b, texts, **o))
+    tokenize = text_encoder._tokenize
+    monkeypatch.setattr(text_encoder, "_tokenize", lambda b, texts: seen.append(texts) or tokenize(b, texts))
     templates = ["a photo of the {}.", "art of a {}", "a {} in a video game.", "an X-ray of {}s, from the side"]
     vectors = encode_names(backbone, [LabelName("cat")], templates)
     without = ["a photo.", "art", "in a video game.", "an X-ray, from the side"]
-    assert seen == [
+    assert seen[:1] == [
         ["a photo of the cat.", "art of a cat", "a cat in a video game.", "an X-ray of cats, from the side", *without]
     ]
-    np.testing.assert_allclose(vectors.background, mean_direction(encode(backbone, without)[0]), atol=1e-6)
+    np.testing.assert_allclose(vectors.background, mean_direction(encode_texts(backbone, without)[0]), atol=1e-6)
+
+
+def test_images_are_prepared_as_published():
+    """As in the published files preprocessor_config.json, and open_clip_config.json of OpenCLIP."""
+    published = {name: tuple(catalog.entry(name).images.values()) for name in TEXT_CATALOG}
+    assert {name: how for name, how in published.items() if "clip_" in name} == {
+        "clip_vitb16": (224, "clip"),
+        "clip_vitl14": (224, "clip"),
+        "clip_vitl14_336": (336, "clip"),
+        **{f"openclip_vit{size}_{data}": (224, "clip") for size in ("b16", "l14") for data in ("laion2b", "datacomp")},
+    }
+    others = {name: how for name, how in published.items() if "clip_" not in name}
+    assert others == {
+        name: (448 if name.startswith("tips") else int(name.rpartition("_")[2]), "square") for name in others
+    }
+    half = {name for name in published if catalog.entry(name).mean == (0.5,) * 3}
+    assert half == {"openclip_vitl14_laion2b", *(name for name in others if name.startswith("siglip2_"))}
+
+
+@pytest.mark.parametrize(("name", "resize"), [("clip_quick_gelu", "clip"), ("siglip2", "square")])
+def test_a_prediction_by_names_reads_images_as_published(twin, tmp_path, name, resize):
+    backbone = twin(name)
+    encode_names(backbone, [LabelName("cat")]).write(file := tmp_path / "v.safetensors")
+    config = names_origin(str(file)).config
+    assert (config.data.image_size, config.data.resize) == (28, resize)
+    assert names_origin(str(file), overrides={"data.resize": "crop"}).config.data.resize == "crop"
+
+
+def test_canonical_texts_are_lower_case_without_punctuation(twin, tmp_path):
+    backbone = twin("siglip2")
+    (tmp_path / "labels.txt").write_text("Traffic_Light\ndog\tA big, UGLY dog!\n")
+    file = tmp_path / "v.safetensors"
+    key = {"model.backbone.canonical_texts": True}
+    vectors = encode_file(tmp_path / "labels.txt", str(file), backbone, overrides=key)
+    assert vectors.templates == ("this is a photo of {}",)
+    texts = ["this is a photo of traffic light", "a big, ugly dog"]
+    np.testing.assert_allclose(vectors.vectors, unit(encode_texts(backbone, texts)[0]), atol=1e-6)
+    asked = names_origin(str(tmp_path / "labels.txt"), backbone, key).label_space.name_vectors
+    np.testing.assert_array_equal(asked.vectors, vectors.vectors)
+    raw = encode_file(tmp_path / "labels.txt", str(file), backbone)
+    assert raw.templates == ("This is a photo of {}.",)
+    assert np.abs(raw.vectors - vectors.vectors).max() > 0.01
 
 
 def test_a_list_of_names_is_encoded_once(twin, tmp_path, monkeypatch):

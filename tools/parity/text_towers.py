@@ -3,7 +3,8 @@
 Each twin is a whole model of transformers, with a small image tower, under the names of the published files. Stored are
 its weights in float16, to which they were rounded, token numbers and whether they are valid, the vectors of the texts,
 gradients, and the published scores between the texts and images. The tokenizers are trained here on a few words, with
-the parts of the published ones; their tokens of `strings()` are stored. text_towers.json has the parameters and tensors
+the parts of the published ones; their tokens of `strings()` are stored, and so are the images that the processors of
+both models make of `pictures()`. text_towers.json has the parameters and tensors
 of the towers at full size, on torch's meta device, which holds no values. Torch and transformers are imported where
 they are used, so that tests can take the cases from here without them.
 """
@@ -99,27 +100,40 @@ def _tokenizer(kind: str):
     return hf.Siglip2Tokenizer(**settings, add_bos_token=False, add_eos_token=True)
 
 
-def canonical(text: str) -> str:
-    """Return the text that SigLIP 2's tokenizer is given: transformers' canonical text, in which _ is a space."""
-    from types import SimpleNamespace
-
-    from transformers.models.siglip.tokenization_siglip import SiglipTokenizer
-
-    settings = SimpleNamespace(
-        do_lower_case=True, remove_punctuation=lambda x: SiglipTokenizer.remove_punctuation(0, x)
-    )
-    return SiglipTokenizer.canonicalize_text(settings, text.replace("_", " "))  # as in big_vision
-
-
 def tokenized(kind: str, folder: Path) -> dict[str, np.ndarray]:
-    """Return the tokens of `strings()` and write the tokenizer to text_{kind}.json."""
+    """Return the tokens of `strings()`, which transformers is given as they are, and write text_{kind}.json."""
     tokenizer = _tokenizer(kind)
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
         (folder / f"text_{kind}.json").write_bytes((Path(place) / "tokenizer.json").read_bytes())
-    texts = strings() if kind == "clip" else [canonical(text) for text in strings()]
-    encoded = tokenizer(texts, padding="max_length", truncation=True, max_length=LENGTHS[kind], return_tensors="np")
+    encoded = tokenizer(strings(), padding="max_length", truncation=True, max_length=LENGTHS[kind], return_tensors="np")
     return {"tokens": encoded["input_ids"].astype(np.int16), "valid": encoded["attention_mask"].astype(bool)}
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+SIDE = 28
+SIDES = ((40, 61), (61, 40), (28, 28), (28, 31), (33, 200), (120, 77), (19, 22), (301, 67))  # height, width
+
+
+def pictures() -> list[np.ndarray]:
+    """Return images u8[h,w,3] of several sizes; of some, half a pixel is cropped beside the center."""
+    random = np.random.RandomState(1)
+    return [random.randint(0, 256, (*sides, 3)).astype(np.uint8) for sides in SIDES]
+
+
+def prepared(kind: str) -> np.ndarray:
+    """Return u8[n,SIDE,SIDE,3], the images of the processor of transformers before their values are normalized."""
+    import transformers as hf
+    from PIL import Image
+
+    square = {"height": SIDE, "width": SIDE}
+    settings = {"do_rescale": False, "do_normalize": False}
+    if kind == "clip":
+        processor = hf.CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=square, **settings)
+    else:  # the filter in the published preprocessor_config.json, as in the authors' code
+        processor = hf.SiglipImageProcessorPil(size=square, resample=Image.Resampling.BILINEAR, **settings)
+    images = [Image.fromarray(picture) for picture in pictures()]
+    return np.stack(processor(images, return_tensors="np")["pixel_values"]).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- towers
@@ -237,7 +251,7 @@ def write(folder: Path) -> None:
     arrays = {}
     for kind in LENGTHS:
         encoded = tokenized(kind, folder)
-        arrays |= {f"{kind}/strings/{key}": x for key, x in encoded.items()}
+        arrays |= {f"{kind}/strings/{key}": x for key, x in encoded.items()} | {f"{kind}/images": prepared(kind)}
         for name in TOWERS:
             if name.startswith(kind):
                 arrays |= {f"{name}/{key}": x for key, x in twin(name, encoded).items()}

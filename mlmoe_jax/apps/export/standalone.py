@@ -14,6 +14,7 @@ README.md lists the required packages.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence  # noqa: F401 - used by load_program
 from pathlib import Path
@@ -56,7 +57,7 @@ class Model:
 
         how = self.description["preprocess"]
         size = how["image_size"]
-        short = size if how["resize"] == "square" else round(size / how["crop_fraction"])
+        short = round(size / how["crop_fraction"]) if how["resize"] == "crop" else size
         with Image.open(path) as file:
             if how["reduced_decoding"]:
                 file.draft(None, (short, short))
@@ -66,28 +67,25 @@ class Model:
         if image.has_transparency_data:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         image = image.convert("RGB")
-        return _resize(image, (size, size)) if how["resize"] == "square" else _resize_and_crop(image, short, size)
+        if how["resize"] == "square":
+            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+        return _resize_and_crop(image, short, size, clip=how["resize"] == "clip")
 
 
-def _resize_and_crop(image: Any, short: int, size: int) -> np.ndarray:
+def _resize_and_crop(image: Any, short: int, size: int, *, clip: bool) -> np.ndarray:
     """Resize an image so that its short side has `short` pixels, crop the center square, and return u8[size,size,3]."""
     from PIL import Image
 
+    resample, whole = (Image.Resampling.BICUBIC, math.floor) if clip else (Image.Resampling.BILINEAR, round)
     scaled = tuple(short * side // min(image.size) for side in image.size)
-    x, y = (round((side - size) / 2) for side in scaled)
+    x, y = (whole((side - size) / 2) for side in scaled)
     if max(scaled) <= ELONGATED * size:
-        return _resize(image, scaled)[y : y + size, x : x + size]
+        return np.asarray(image.resize(scaled, resample))[y : y + size, x : x + size]
     # As in training, only the center is resized.
     across, down = (old / new for old, new in zip(image.size, scaled, strict=True))
     right, bottom = min((x + size) * across, image.width), min((y + size) * down, image.height)
     box = (x * across, y * down, right, bottom)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
-
-
-def _resize(image: Any, size: tuple[int, int]) -> np.ndarray:
-    from PIL import Image
-
-    return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
+    return np.asarray(image.resize((size, size), resample, box=box))
 
 
 def main(paths: Sequence[str]) -> int:

@@ -280,9 +280,9 @@ class _Summary:
 def _labels_text(result: LabeledImage) -> str:
     if result.error:
         return "unreadable"
+    if not result.labels:
+        return "(no label reaches its threshold)"
     if result.ranks:
         return "  ".join(f"{label} {result.ranks[label]:+.1f}" for label in result.labels)
     best = sorted(result.labels, key=result.scores.__getitem__, reverse=True)
-    return (
-        "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best) or "(no label reaches its threshold)"
-    )
+    return "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best)

@@ -22,6 +22,12 @@ class BackboneEntry:
     # Whether heads on prompts read the prompts after the final LayerNorm, as in the papers; see
     # `build.reads_final_norm`
     final_norm: bool = True
+    resize: str = "square"  # how images get their size in the authors' code, a value of `data.resize`
+
+    @property
+    def images(self) -> dict[str, int | str]:
+        """The values of keys of `data` that make images as published, which the vectors of names were trained with."""
+        return {"image_size": self.image_size, "resize": self.resize}
 
     @property
     def repository(self) -> str | None:

@@ -45,6 +45,8 @@ class ViTShape(BackboneShape):
         there is no position table. Other tokens are not rotated. None = a position table.
       class_token: whether there is a class token. If not, the feature `cls` is the output of an attention pool over the
         patches after the final norm.
+      published: a side of images that is accepted although it is no multiple of `patch`. As in the authors' code, the
+        pixels after the last whole patch are ignored.
     """
 
     width: int
@@ -66,6 +68,7 @@ class ViTShape(BackboneShape):
     patch_bias: bool = True
     pre_norm: bool = False
     class_token: bool = True
+    published: int = 0
 
     takes_adapters = True
 
@@ -95,6 +98,9 @@ class ViTShape(BackboneShape):
     @property
     def leading(self) -> int:
         return self.class_token + self.registers
+
+    def fits(self, side: int) -> bool:
+        return side == self.published or super().fits(side)
 
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ViT:
         return ViT(self, **options)
@@ -177,10 +183,10 @@ class ViT(nnx.Module):
         """Return the input tokens f32[B,C+R+N,D] of the first block, and the patch grid (rows, columns).
 
         The tokens of images f32[B,H,W,3] are C = 1 or 0 class tokens, R registers and N patches, in this order, without
-        prompts. Raises ValueError if the sides of the image are not multiples of the patch size.
+        prompts. Raises ValueError if the sides of the image do not fit the patch size.
         """
         shape = self.shape
-        pixels, grid = _cut_patches(image, shape.patch)
+        pixels, grid = _cut_patches(image, shape)
         tokens = call_layer(self.patch_embed, pixels, "patch_embed", deltas)
         leading = [self.cls_token[...]] if shape.class_token else []
         if shape.rotary_base is None:
@@ -222,8 +228,8 @@ class ViT(nnx.Module):
         """Encode images f32[B,H,W,3]; see contracts.Backbone for arguments and result.
 
         The keys of `deltas` are layer paths, see `BackboneShape.layer_paths`. An attention pool takes no deltas. Raises
-        ValueError if the sides of the image are not multiples of the patch size, or if `read` contains `prompts` and
-        `prompts` is None.
+        ValueError if the sides of the image do not fit the patch size, or if `read` contains `prompts` and `prompts` is
+        None.
         """
         _check_read(read, prompts)
         tokens, grid = self.embed(image, deltas)
@@ -317,13 +323,16 @@ def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
         raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
 
 
-def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, int]]:
+def _cut_patches(image: jax.Array, shape: ViTShape) -> tuple[jax.Array, tuple[int, int]]:
     """Return the patches f32[B,N,3·patch²] of images f32[B,H,W,3], row-major over the grid, and the grid."""
     batch, height, width, _ = image.shape
-    if height % patch or width % patch:
+    patch = shape.patch
+    if not (shape.fits(height) and shape.fits(width)):
         raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
     rows = height // patch
     columns = width // patch
+    if height % patch or width % patch:
+        image = image[:, : rows * patch, : columns * patch]
     pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
     return pieces.reshape(batch, rows * columns, -1), (rows, columns)
 

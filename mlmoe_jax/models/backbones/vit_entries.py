@@ -56,10 +56,10 @@ _SIGLIP_SIZES = {
 def _siglip2(size: str, side: int) -> BackboneEntry:
     """Return the entry of the vision tower of SigLIP 2 (Tschannen et al., 2025), which has an attention pool."""
     width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
-    # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
-    native = side // patch * patch
-    shape = ViTShape(width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", class_token=False)
-    return BackboneEntry(shape, _HALF, _HALF, native, on_hub(f"google/siglip2-{size}-{side}", "Apache-2.0"))
+    native = side // patch * patch  # 384 is 6 pixels more than a multiple of 14
+    options = {"mlp_ratio": hidden / width, "mlp": "gelu_tanh", "class_token": False, "published": side}
+    shape = ViTShape(width, depth, heads, patch, native, **options)
+    return BackboneEntry(shape, _HALF, _HALF, side, on_hub(f"google/siglip2-{size}-{side}", "Apache-2.0"))
 
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -77,7 +77,8 @@ def _clip(
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
     mean, std = (_HALF, _HALF) if half else (_CLIP_MEAN, _CLIP_STD)
-    return BackboneEntry(shape, mean, std, side, on_hub(repository, "MIT", "open_clip_model.safetensors"))
+    weights = on_hub(repository, "MIT", "open_clip_model.safetensors")
+    return BackboneEntry(shape, mean, std, side, weights, resize="clip")
 
 
 def _tips(width: int, depth: int, heads: int, size: str, **settings: Any) -> BackboneEntry:

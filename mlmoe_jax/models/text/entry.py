@@ -18,7 +18,7 @@ class TokenFormat:
     # Whether every row is filled up to the length of the tower, which was trained to read padding. If not, rows are as
     # long as the longest text.
     fixed: bool = False
-    text: str = "unchanged"  # a key of `pretrained.tokenizers.TEXTS`, how the text is changed first
+    lower_case: bool = False  # whether letters are converted to lower case first
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class SiglipText(TextTower):
 
 
 _TEMPLATES = ("This is a photo of {}.",)  # of the authors' examples
-_FORMAT = TokenFormat(padding="<pad>", end="<eos>", fixed=True, text="canonical")
+_FORMAT = TokenFormat(padding="<pad>", end="<eos>", fixed=True, lower_case=True)
 # All towers of SigLIP 2 have the tokens of Gemma.
 _TOKENIZER = on_hub("google/siglip2-base-patch16-224", "Apache-2.0", "tokenizer.json")
 _SIZES = {"vitb16": (768, 12, 12, 3072), "vitl16": (1024, 24, 16, 4096), "so400m14": (1152, 27, 16, 4304)}

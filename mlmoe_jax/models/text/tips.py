@@ -54,7 +54,7 @@ TEMPLATES = (
     "a photo of many {}.",
     "a photo of {}s.",
 )
-_FORMAT = TokenFormat(padding="<pad>", text="lower")
+_FORMAT = TokenFormat(padding="<pad>", lower_case=True)
 _TOKENIZER = on_hub("google/tipsv2-b14", "CC-BY-4.0", "tokenizer.model")  # of all sizes
 
 

@@ -146,7 +146,7 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, capsys):
     assert label([]) == 2
 
 
-@pytest.mark.parametrize("resize", ["square", "crop"])
+@pytest.mark.parametrize("resize", ["square", "crop", "clip"])
 def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
     config = load_config("linear_probe:dataset=digits")
     config.data.image_size, config.data.resize = 16, resize
