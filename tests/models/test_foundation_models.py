@@ -170,6 +170,20 @@ def test_gradients_of_prompts_equal_those_of_all_tokens(vit, image):
     assert error(ours, theirs) < 1e-4
 
 
+def test_a_published_side_that_is_no_multiple_of_the_patch_ends_with_pixels_that_are_not_read():
+    """SigLIP 2 So400m at 384 pixels, by a convolution without padding."""
+    assert catalog.entry("siglip2_so400m14_384").shape.fits(384)
+    shape = replace(
+        catalog.entry("siglip2_so400m14_384").shape, width=16, heads=2, depth=1, patch=7, native=28, published=30
+    )
+    assert [side for side in range(27, 36) if shape.fits(side)] == [28, 30, 35]
+    vit = shape.build(rngs=nnx.Rngs(0))
+    image = jax.random.normal(jax.random.key(0), (2, 30, 30, 3))
+    outer, inner = vit(image, read=("cls", "patches")), vit(image[:, :28, :28], read=("cls", "patches"))
+    assert outer.grid == (4, 4)
+    np.testing.assert_array_equal(outer.cls, inner.cls)
+
+
 # ----------------------------------------------------------------------------------------------------------- counts
 COUNTS = json.loads((PARITY / "foundation_models.json").read_text())
 SMALL = ("dinov3_vits16plus", "clip_vitb16")
