@@ -1,6 +1,7 @@
 """What somebody else sends or shares: requests to the server, tokenizers, models."""
 
 import asyncio
+import json
 import shutil
 import sys
 from functools import partial
@@ -107,13 +108,27 @@ class _Transport(asyncio.Transport):
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers
+_ODD = (
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}},
+    {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 5}},
+    {"model": {"type": "Unigram", "unk_id": 0, "vocab": [["", 0.0]], "byte_fallback": False}},
+    {"model": {"type": "WordLevel", "unk_token": "u", "vocab": {}}},
+)
+
+
 def tokenizers(draw: st.DrawFn, base: Path, place: Path) -> Case:
     """Tokenizers of small text towers with damage, which then encode texts."""
     _import_helpers()
     from helpers import text_towers
 
     name = draw(st.sampled_from(sorted(text_towers.BACKBONES)))
-    content = damaged_json(draw, text_towers.tokenizer_file(name).read_bytes())
+    content = text_towers.tokenizer_file(name).read_bytes()
+    if draw(st.integers(0, 4)) == 0:
+        content = json.dumps(json.loads(content) | draw(st.sampled_from(_ODD))).encode()
+    else:
+        content = damaged_json(draw, content)
     path, texts = write(place / "tokenizer.json", content), draw(st.lists(TEXTS, min_size=1, max_size=3))
     entry = text_towers.small_entry(name)
 

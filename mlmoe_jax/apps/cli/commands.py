@@ -298,7 +298,7 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
 
-    run = open_run(folder, overrides, which=flags.checkpoint)
+    run = open_run(folder, overrides, which=flags.checkpoint, own=True)
     outcome = _show_results(evaluate_opened(folder, run), flags)
     return replace(outcome, exit_code=OUTDATED if run.outdated else DONE)
 
