@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import tiny
 from helpers.name_vectors import drawn_vectors
@@ -60,6 +61,17 @@ REFUSALS = [
     of_names("a template without a name", "the template 'a photo' has no {}", templates=["a {}", "a photo"]),
     of_names("random weights", "random weights of openclip_vitb16_laion2b have no text tower", weights="none"),
     of_names("other weights", "cannot read no.safetensors: No such file", weights="no.safetensors"),
+    of_vectors(
+        "a width of other features",
+        "features of 17 numbers, as tiny has them, and tiny has 8; encode",
+        vectors=np.ones((len(CLASSES), 17), np.float32),
+        background=np.zeros(17, np.float32),
+    ),
+    of_vectors(
+        "a projection of other features",
+        "features of 7 numbers, as tiny has them, and tiny has 8; encode",
+        projection=np.ones((7, 8), np.float32),
+    ),
     of_vectors("vectors of other weights", "other weights of tiny than these; encode", fingerprint="ab"),
 ]
 
