@@ -43,7 +43,7 @@ _NO_NAME = re.compile(  # what a line is that is no name in a list of names
             r"^(#|%|//|/\*|<!)\s|\s(#|//)\s",  # a comment
             r"^([-*+•‣▪–—]|\[[\sxX]?\]|\|)\s|^```",  # an item of a list, or a row of a table
             r"\w\s*[;|]\s*\w|[,:]$|\w;$|\\[nrt]",  # several names, or a heading
-            r"^[\[\](){}]+[,;]?$|\{$|[\"']\s*:|:\s*[\"'[{]|^<\w+>|</\w",  # a line of JSON, YAML or XML
+            r"^[\[\](){}]+[,;]?$|\{$|[\"']\s*:|:\s*[\"'[{]|^<\w\w+>|</\w",  # a line of JSON, YAML or XML
             r"\.(jpe?g|png|webp|gif|bmp|tiff?)$",
         )
     ),

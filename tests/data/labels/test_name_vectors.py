@@ -45,7 +45,7 @@ def test_a_list_has_a_name_per_line_and_descriptions_after_tabs(tmp_path):
         '5" pipe\n12" pipe',
         "plant (potted)\nT-shirt\n(sky)\nX-ray",
         "tench, Tinca tinca\ngoldfish, Carassius auratus\nhen",  # of ImageNet
-        "A\na\n^_^\n^-^\n🐶",
+        "A\na\n^_^\n^-^\n<o>_<o>\n;)\n🐶",
         "animal/dog\nanimal/cat",
     ],
 )
