@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
@@ -95,6 +96,8 @@ class LabelTree:
         for group in self.exclusive:
             if len(set(group)) < max(2, len(group)):
                 return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
+            if not any(map(self.children.get, group)):
+                continue
             count, conflict = self._find_conflict(group)
             if conflict:
                 label, *members = conflict
@@ -162,12 +165,12 @@ class LabelTree:
         Return bool[N,K] twice: whether a label is in a group with a present label, and whether it is present together
         with another label of a group.
         """
-        excluded, doubtful = np.zeros((2, *is_present.shape), bool)
-        for group in map(list, self.exclusive):
-            count = is_present[:, group].sum(axis=1, keepdims=True)
-            excluded[:, group] |= count > 0
-            doubtful[:, group] |= (count > 1) & is_present[:, group]
-        return excluded, doubtful
+        numbers, labels = self.arrays()["exclusive"]
+        shape = len(self.exclusive), is_present.shape[1]
+        members = csr_array((np.ones(len(labels), np.int32), (numbers, labels)), shape=shape)
+        count = csr_array(is_present, dtype=np.int32) @ members.T  # of present labels in each group
+        excluded, doubtful = ((some.astype(np.int32) @ members).astype(bool).toarray() for some in (count, count > 1))
+        return excluded, doubtful & is_present
 
     def add_implied(self, is_present: Bools) -> Bools:
         """Return a copy of `is_present`, bool[N,K], in which all labels are True that a present label implies."""
@@ -218,7 +221,8 @@ def read_tree(path: PathLike, names: Sequence[str]) -> LabelTree:
                 f"{path} names '{unknown}', which is not one of the {len(names):,} labels; correct it, or add it to "
                 "the file of data.classes"
             )
-        tree = LabelTree(*(tuple(tuple(number[name] for name in some) for some in given) for given in (pairs, groups)))
+        implies, exclusive = ([tuple(map(number.__getitem__, some)) for some in given] for given in (pairs, groups))
+        tree = LabelTree(tuple(implies), tuple({frozenset(group): group for group in exclusive}.values()))
     if not tree:
         raise UserError(f"{path} has no labels; {_FORM}")
     if problem := tree.find_contradiction(names):

@@ -6,7 +6,7 @@ import itertools
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from mlmoe_jax.errors import UserError
@@ -19,6 +19,7 @@ _SPELLINGS = {
     "val": ("valid", "validation", "dev", "devel", "development"),
     "test": ("testing", "tst"),
 }
+STANDARD_SPLITS = tuple(_SPELLINGS)  # a folder with such a name, see `split_key`, is no class
 _KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 
 SEPARATORS = (",", ";", "|", "/", "+", "&", " ")  # that people write between labels
@@ -27,7 +28,7 @@ SEPARATORS = (",", ";", "|", "/", "+", "&", " ")  # that people write between la
 _NO_VALUES = frozenset(
     (
         *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)"),
-        *("(null)", "(none)", "<null>", "<none>", "\\n"),
+        *("(null)", "(none)", "<null>", "<none>", "\\n", "__background__", "__ignore__", "???"),
         *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
@@ -35,6 +36,28 @@ _SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set
 _QUOTED = re.compile(  # in quotes, or with a quote at one end only; 5" is a length
     r"""^(["']).*\1$|^[“„«‘].*[”“»’]$|^["“„«][^"“”„«»]*$|^[^"“”„«»]*[^\d"“”„«»]["”]$"""
 )
+
+_NO_NAME = re.compile(  # what a line is that is no name in a list of names
+    "|".join(
+        (
+            r"^(#|%|//|/\*|<!)\s|\s(#|//)\s",  # a comment
+            r"^([-*+•‣▪–—]|\[[\sxX]?\]|\|)\s|^```",  # an item of a list, or a row of a table
+            r"\w\s*[;|]\s*\w|[,:]$|\w;$|\\[nrt]",  # several names, or a heading
+            r"^[\[\](){}]+[,;]?$|\{$|[\"']\s*:|:\s*[\"'[{]|^<\w\w+>|</\w",  # a line of JSON, YAML or XML
+            r"\.(jpe?g|png|webp|gif|bmp|tiff?)$",
+        )
+    ),
+    re.IGNORECASE,
+)
+_HEADING = re.compile(
+    r"((class|label|tag|category|object|display)[\s_]?)?(name|class|classe|label|tag|category|categorie|object)s?"
+)
+_CODE = r"[a-z]{0,3}\d+\s*[.,:;=)]|(\d+|[a-z]?\d{3,}|(?=\S*[/_])(?=\S*\d)\S+)\s"  # as in 0,dog and n02084071 dog
+_BESIDE = (  # a number or a code beside a name
+    re.compile(rf"^\(?({_CODE})\s*", re.IGNORECASE),
+    re.compile(r"(\s*[,:;=\t]\s*-?\d[\d.]*%?|\s+n\d{8})$"),
+)
+_LONGEST = 300  # characters of a name in a list, and of a line whose form is examined
 
 
 def split_key(name: str) -> str:
@@ -70,13 +93,20 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def require_names(names: Sequence[str], place: PathLike) -> None:
-    """Raise UserError unless the labels of a file or a split have different, printable names."""
+def names_problem(names: Sequence[str]) -> str:
+    """Return why names cannot be labels together, as the end of a sentence; "" if they are different and printable."""
     if (repeated := first_repeated(names)) is not None:
-        raise UserError(f"{place} names the class '{repeated}' twice; name each class once")
+        return f"names the class '{repeated}' twice; name each class once"
     for name in names:  # lines of labels.txt, and cells of tables
         if problem := _why_unprintable(name):
-            raise UserError(f"{place} has the label {name!r:.100}, {problem}")
+            return f"has the label {name!r:.100}, {problem}"
+    return ""
+
+
+def require_names(names: Sequence[str], place: PathLike) -> None:
+    """Raise UserError unless the labels of a file or a split have different, printable names."""
+    if problem := names_problem(names):
+        raise UserError(f"{place} {problem}")
 
 
 def _why_unprintable(name: str) -> str:
@@ -102,8 +132,8 @@ def label_problem(name: str) -> str:
         return "which is the value of a label; write its name, or clear data.label_column if each column is a label"
     if is_no_value(name):
         return (
-            "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
-            "data.classes if it is one"
+            "which stands for no value; leave it out, or list all labels in the file of data.classes if it is one, and "
+            "describe it there after a tab"
         )
     return ""
 
@@ -116,7 +146,56 @@ def find_variants(names: Sequence[str]) -> list[list[int]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
+def require_list(rows: Sequence[Sequence[str]], place: Callable[[int], str]) -> None:
+    """Raise UserError unless each row of a list, (name, *descriptions), has the name of another label, and only that.
+
+    A name with a description may have any form. `place` returns the position of a row for the error.
+    """
+    names = [name for name, *_ in rows]
+    for k, problem in itertools.chain(_find_forms(rows), _find_columns(rows), _find_repetitions(names, place)):
+        raise UserError(f"{place(k)} has the label {names[k]!r:.100}, {problem}")
+
+
+def _find_forms(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """Yield (row, reason) for each row whose form is not the one of a name."""
+    form = "which looks like a comment, a heading or a line of another kind of file; write each name alone on a line"
+    hashed = sum(name.startswith("#") for name, *_ in rows)
+    for k, (name, *descriptions) in enumerate(rows):
+        if problem := _why_unprintable(name) or (not descriptions and label_problem(name)):
+            yield k, problem
+        is_heading = k == 0 and len(rows) > 1 and _HEADING.fullmatch(name.casefold())
+        is_comment = name.startswith("#") and hashed < len(rows)  # otherwise, they are hashtags
+        if len(name) > _LONGEST or (not descriptions and (is_heading or is_comment or _NO_NAME.search(name))):
+            yield k, f"{form}, or describe it after a tab if it is a name"
+
+
+def _find_columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """Yield (row, reason) for one row if most rows have a number or a code beside the name, or several names."""
+    lines = ["\t".join(row)[:_LONGEST] for row in rows]
+    rests = [[pattern.sub("", line) for line in lines] for pattern in _BESIDE]
+    rests.append([line.removesuffix(f" {k}") for k, line in enumerate(lines)])  # as in dog 0, cat 1
+    for names in rests:
+        found = [k for k, name in enumerate(names) if name != lines[k] and re.search(r"[^\W\d_]", name)]
+        if 2 * len(found) > len(lines) and len({names[k] for k in found}) == len(found):
+            yield found[0], "which has a number or a code beside it; write each name alone on a line"
+    names = [name if not descriptions else "" for name, *descriptions in rows]
+    joined = names_joined_by(",", names)
+    is_alone = len(lines) == 1 and re.fullmatch(r"[^\s/]+([/\t][^\s/]+){2,}", lines[0])
+    if is_alone or 4 * len(joined) >= len(lines) or all("," in name for name in names):
+        several = "which looks like several names; write each name alone on a line"
+        yield min(joined, default=0), f"{several}, or describe it after a tab if it is one name"
+
+
+def _find_repetitions(names: Sequence[str], place: Callable[[int], str]) -> Iterator[tuple[int, str]]:
+    """Yield (row, reason) for one of each two rows with names that are equal or variants, see `find_variants`."""
+    for first, second, *_ in find_variants(names):
+        known = f"which is {names[first]!r:.100} of {place(first)}"
+        yield second, f"{known}, or differs only in case, spaces, hyphens, underscores or .0; write each label once"
+
+
 def _label_key(name: str) -> str:
+    if not re.search(r"\w.*\w", name):  # A and a, ^_^ and ^-^
+        return name
     plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).strip().casefold())
     return re.sub(r"^(\d+)\.0+$", r"\1", plain)  # as other programs write numbers in a column with empty cells
 

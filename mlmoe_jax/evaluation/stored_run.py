@@ -46,9 +46,12 @@ class StoredRun:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The names of the K labels in their order; UserError if labels.txt is missing."""
+        """The names of the K labels in their order; UserError if labels.txt is missing or has other labels."""
         self.folder.require(LABELS)
-        return tuple(self.folder.read_text(LABELS).removesuffix("\n").split("\n"))
+        names = tuple(self.folder.read_text(LABELS).removesuffix("\n").split("\n"))
+        if self.label_space is not None and names != self.label_space.names:
+            raise UserError(f"{self.folder / LABELS} has other labels than {LABEL_SPACE}; copy the run folder again")
+        return names
 
     @cached_property
     def label_space(self) -> LabelSpace | None:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 UNPACKED_BYTES = 256 * MIB
 MOST_HEADER = 100_000_000  # bytes, as in the library safetensors
 UNPACK_RATIO = 100  # a larger array file may unpack to this many times its size
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes gets one more
-_ESCAPED = re.compile(r"'+[=+\-@\t\r]")
+_START = r"[=+\-@\t\r＝＋－＠]"  # the last four are full-width, as spreadsheets also read them
+_FORMULA = re.compile(f"'*{_START}")  # a text that begins with apostrophes gets one more
+_ESCAPED = re.compile(f"'+{_START}")
 _LITERAL = re.compile(  # text in parentheses is a name unless it has a quote or a comma
     r"""\[.*\]|\{.*\}|\((.*['",].*)?\)|(["']).*\2|[\w.]*(array|set|list|tuple|Index)\(.*\)""", re.DOTALL
 )

@@ -1,8 +1,10 @@
 import tracemalloc
+from time import process_time
 
 import numpy as np
 from helpers.tables import settings
 
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import LabelTree, read_tree
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split_checks import check_splits
@@ -40,6 +42,22 @@ def test_large_trees_are_checked_in_seconds(tmp_path):
         assert len(read_tree(path, [*names, "other"]).implies) >= len(rows)
         assert tracemalloc.get_traced_memory()[1] < 25e6
         tracemalloc.stop()
+
+
+def test_equal_groups_are_one_and_many_groups_are_closed_in_little_time(tmp_path):
+    path = tmp_path / "tree.yaml"
+    path.write_text("exclusive:\n- [day, night]\n" + "- [night, day]\n" * 2_000)
+    assert list(map(set, read_tree(path, NAMES).exclusive)) == [{DAY, NIGHT}]
+    count = 400
+    pairs = LabelTree(exclusive=tuple((k, j) for k in range(count) for j in range(k)))
+    codes = np.full((30, count), UNKNOWN, np.int8)
+    codes[:, 5], codes[0, 7] = POSITIVE, DIFFICULT
+    start = process_time()
+    closed, contradictions = pairs.close(codes)
+    assert process_time() - start < 2
+    assert contradictions[:, 1].tolist() == [True] + [False] * 29
+    assert closed[0].tolist() == [UNKNOWN if k in (5, 7) else NEGATIVE for k in range(count)]
+    assert closed[1].tolist() == [POSITIVE if k == 5 else NEGATIVE for k in range(count)]
 
 
 def codes_of(*rows: str) -> np.ndarray:

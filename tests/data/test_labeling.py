@@ -71,6 +71,36 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
     assert read("label_studio", folder, "x.json", content, **keys) == (["e.png:"], ("sky & sea", "ape"))
 
 
+@pytest.mark.parametrize(
+    ("files", "addresses", "expected"),
+    [
+        ("p.png q.png", "/data/upload/3/1a2b3c4d-p.png http://here/data/upload/3/9f8e7d6c-q.png", "p.png q.png"),
+        ("x/p.png y/q.png", "/data/upload/3/1a2b3c4d-p.png /data/upload/3/9f8e7d6c-q.png", "x/p.png y/q.png"),
+        ("1a2b3c4d-p.png", "/data/upload/3/1a2b3c4d-p.png", "1a2b3c4d-p.png"),
+        ("sub/c+(d).png", "/data/upload/3/1a2b3c4d-cd.png", "sub/c+(d).png"),  # as Django stores it
+        ("p.png q.png", "s3://bucket/x/p.png https://here/y/q.png?token=1", "p.png q.png"),
+        ("p.png", "/data/local-files/?d=photos/p.png", "p.png"),
+        ("x/p.png y/p.png", "/data/upload/3/1a2b3c4d-p.png", "upload/3/1a2b3c4d-p.png"),  # which one is not known
+        (
+            "p.png",
+            "/data/upload/3/1a2b3c4d-p.png /data/upload/3/9f8e7d6c-p.png",
+            "upload/3/1a2b3c4d-p.png upload/3/9f8e7d6c-p.png",
+        ),
+        ("deadbeef-p.png", "deadbeef-p.png", "deadbeef-p.png"),
+    ],
+)
+def test_images_of_label_studio_are_found_by_name(files, addresses, expected, tmp_path):
+    write_images(tmp_path, files.split())
+    content = [task(address, annotation(choices("sea"))) for address in addresses.split()]
+    (tmp_path / "export.json").write_text(json.dumps(content))
+    data = data_settings("label_studio", tmp_path, table="export.json", bad_images="skip")
+    split = open_split(data, "train", keep_missing=True)
+    assert split.ids == expected.split()
+    found = len(set(files.split()) & set(split.ids) - set(addresses.split()))
+    says = [f"has {found} image{'s' if found > 1 else ''} found by name, not by address: {', '.join(split.ids)}"]
+    assert split.usage[0].notes == (says if found else [])
+
+
 # --------------------------------------------------------------------------------------------------------------- COCO
 @pytest.fixture
 def annotated():
@@ -128,6 +158,25 @@ def test_a_text_file_of_tags_per_image(folder):
     (folder / "a.txt").write_text("sea, sand\n", encoding="utf-8-sig")
     (folder / "sub" / "c+d.txt").write_text("")
     assert read("sidecar", folder, "") == (["a.png: sand, sea", "sub/c+d.png:"], ("sand", "sea"))
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("0 0.5 0.5 0.2 0.2\r\n2 .1 .2 3e-1 0.4 0.93\n", "dog, car"),
+        (f"1{' 0.1 0.2' * 4}\n1{' 0.1 0.2' * 7}\n", "cat"),  # oriented boxes and polygons
+        ("1, 2, 3, 4, 5", "1, 2, 3, 4, 5"),
+        ("a dog and 2 cats, size 10 20", "a dog and 2 cats, size 10 20"),
+    ],
+)
+def test_boxes_of_yolo_are_read_by_the_list_of_their_names_and_other_tags_stay(text, labels, folder):
+    (folder / "a.txt").write_text(text)
+    (folder / "e.txt").write_text("")
+    is_yolo = text[1] == " " and text[0].isdigit()
+    if is_yolo:
+        (folder / "classes.txt").write_text("dog\ncat\ncar\n")
+    images, _ = read("sidecar", folder, ".", classes="classes.txt" if is_yolo else "")
+    assert images == [f"a.png: {labels}", "e.png:"]
 
 
 def test_files_beside_the_tags_are_said(folder):

@@ -70,7 +70,10 @@ def studio(content: object, *says: str, **keys) -> Refusal:
 SEA = [task("a.png", annotation(choices("sea")))]
 TOOLS = [
     studio([task("a.png", annotation(choices("x", control="tags")))], "named tags, not labels; set data.label_column"),
-    studio([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
+    studio(
+        [task(f"s3://bucket/{name}.png", annotation(choices("x"))) for name in "aqr"],
+        "{at}/export has 2 images at addresses such as s3://bucket/q.png, and {at} does not have one file",
+    ),
     studio([task("a.png")], "has no labeled image (1 image without labels)"),
     studio([task("a.png", annotation(choices(5)))], "has the label 5 of a.png, which is no name"),
     studio(
@@ -116,6 +119,39 @@ TOOLS = [
 ]
 
 
-@each([*FOLDERS, *TOOLS])
+# --------------------------------------------------------------------------------------------------------------- boxes
+def boxes(text: str, says: str, classes: str = "") -> Refusal:
+    """A file of boxes in place of tags, beside an image."""
+
+    def make(at) -> None:
+        write(at, "a.txt", text, ("a.png",))
+        write(at, "classes.txt", "dog\ncat\n", ())
+
+    return Refusal(
+        f"{text!r} {classes}",
+        make,
+        lambda at: open_split(data_settings("sidecar", at, table=".", classes=classes), "train"),
+        f"{{at}}/a.txt has boxes and {says}; write the names of labels, or for boxes of YOLO set data.classes",
+    )
+
+
+BOX = "0 0.5 0.5 0.2 0.2"
+BOXES = [
+    *(
+        boxes(text, repr(text))
+        for text in (BOX, f"{BOX} 0.9", f"1{' 0.1 0.2' * 5}", "0 5e-1 .5 2.E-1 1", "0\t1\t1\t1\t1")
+    ),
+    *(
+        boxes(text, repr(text))
+        for text in ("dog 48 240 195 371", "10 10 20 10 20 20 10 20 plane 0", "Car 0.0 0 -1.5 9 1 1")
+    ),
+    boxes("377,117,463,117,465,130,378,130,A", "'377,117,463,117,465,130,378,130,A'"),
+    boxes(f"{BOX}\n2 0.5 0.5 0.2 0.2\n", "'2 0.5 0.5 0.2 0.2'", "classes.txt"),
+    boxes(f"{BOX}\ndog, cat\n", "'dog, cat'", "classes.txt"),
+    boxes("gsd:0.14\n10 10 20 10 20 20 10 20 plane 0", "'gsd:0.14'", "classes.txt"),
+]
+
+
+@each([*FOLDERS, *TOOLS, *BOXES])
 def test_refusals(case, tmp_path):
     case.check(tmp_path)

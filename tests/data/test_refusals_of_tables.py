@@ -87,6 +87,10 @@ COLUMNS = [
     of_codes("image,cat,dog,\na.png,1,1,1\n", "has a column without a name; "),  # as spreadsheets write it
     of_codes(",image,cat,dog\n1,a.png,1,1\n", "has a column without a name; "),  # the index of a table
     of_codes(
+        "image,dog,width\na.png,1,640\n",
+        "line 2 has the cell '640' in the column 'width', where 1, 0 or empty for unknown should be; correct it, list",
+    ),
+    of_codes(
         "image,width,dog,cat\na.png,640,1,0\n",
         "has the column 'width', which is not one of the 2 classes; remove it, or list the class columns in the "
         "file of data.classes",
@@ -113,7 +117,8 @@ CELLS = [
     ),
     *(
         of_codes(
-            f"image,cat\na.png,1\nb.png,{cell}\n", f"line 3 has the cell '{cell}' where 1, 0 or empty for unknown "
+            f"image,cat\na.png,1\nb.png,{cell}\n",
+            f"line 3 has the cell '{cell}' in the column 'cat', where 1, 0 or empty for unknown ",
         )
         for cell in ("yes", "-1")
     ),
@@ -151,7 +156,7 @@ CELLS = [
 LABELS = [
     of_csv("image,labels\na.png,x\na.png,\n", "lists a.png in the lines 2 and 3 with two values of its labels: some "),
     of_codes("image,cat\na.png,0\na.png,1\n", "lists a.png in the lines 2 and 3 with two values of its label 'cat': "),
-    of_csv("image,labels\na.png,x\nb.png,N/A\n", "line 3 has the label 'N/A', which stands for no value; leave it "),
+    of_csv("image,labels\na.png,x\nb.png,N/A\n", "line 3 has the label 'N/A', which stands for no value; leave it out"),
     of_csv("image,labels\na.png,\nb.png,;\n", "contains no labels, so the classes are unknown; "),
     of_label(5, "5, which is no name; "),
     of_label(["x", True], "True, which is no name; "),
@@ -185,7 +190,8 @@ CLASSES = [
         classes="names.txt",
         model_classes=["cat", "dog"],
     ),
-    of_classes("b\na\nb\n", "names the class 'b' twice; name each class once"),
+    of_classes("b\na\nb\n", "line 3 has the label 'b', which is 'b' of {at}/names.txt line 1, or differs only in case"),
+    of_classes("dog, cat, person\n", "line 1 has the label 'dog, cat, person', which looks like several"),
     of_classes(" \n", "contains no class names; write one class name per line"),
     use("no classes", "cannot read {at}/no.txt: No such file or directory", classes="no.txt"),
 ]

@@ -390,3 +390,38 @@ def test_large_tables_take_little_memory(tmp_path):
     assert len(split.classes) == 100
     assert kept < 30e6  # 10 MB of labels, and 9 MB of names with their containers
     assert peak < 60e6
+
+
+@pytest.mark.parametrize(
+    ("table", "splits", "val", "left_out"),
+    [
+        ("{split}/metadata.csv", "train test", "", {"test": 1}),
+        ("{split}/metadata.csv", "Train Validation extra", "val", {"extra": 1}),
+        ("{split}/metadata.csv", "train val valid", "val", {"valid": 1}),  # the exact name prevails
+        ("{split}/metadata.csv", "train dev valid", "val", {"valid": 1}),  # one spelling is used, and one is said
+        ("labels_{split}.csv", "train old", "", {"old": 1}),
+        ("{split}.csv", "train valid corrections", "", {"valid": 1}),  # a file of another name is no split
+        ("{split}/{split}.csv", "train test", "", {"test": 1}),
+    ],
+)
+def test_files_of_splits_are_found_in_any_spelling_and_those_of_unused_splits_are_counted(
+    table, splits, val, left_out, tmp_path
+):
+    for name in splits.split():
+        write(tmp_path, table.replace("{split}", name), f"image,labels\n{name}.png,x\n", [f"{name}/{name}.png"])
+    keys = {"table": table, "images": "{split}", "val_split": val, "test_splits": ()}
+    opened = open_splits(settings(tmp_path, **keys), [val])
+    used = ("train", "val") if val else ("train",)
+    assert [len(split) for split in opened.values()] == [1] * len(used)
+    assert not any(len(split.images.missing()) for split in opened.values())
+    reasons = {f"of split '{name}', while the config uses {', '.join(used)}": count for name, count in left_out.items()}
+    rest = opened["train"].usage[1]
+    assert rest.place == f"{tmp_path}/{table}"
+    assert {reason: part.count for reason, part in rest.left_out.items()} == reasons
+
+
+def test_a_file_of_an_unused_split_that_cannot_be_read_is_said(tmp_path):
+    write(tmp_path, "train.csv", "image,labels\na.png,x\n", ["a.png"])
+    write(tmp_path, "test.csv", "id\n1\n", ())
+    rest = open_split(settings(tmp_path, table="{split}.csv", val_split="", test_splits=()), "train").usage[1]
+    assert rest.notes[0].startswith("has split 'test', which is not used and cannot be read: ")

@@ -13,6 +13,7 @@ from helpers.scored_run import drawn_split, stored_scores, write_results, write_
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.decisions.calibration_fit import fit_calibration
 from mlmoe_jax.evaluation.evaluate import evaluate_opened, score_split
@@ -55,6 +56,14 @@ def diverged(_):
     score_split(step, {"x": {}}, {}, split, config, make_mesh(config.mesh))
 
 
+def with_labels(at: Path, names: str) -> RunFolder:
+    """Return a run folder on the labels a and b, with another labels.txt."""
+    folder = write_run(at / "run", names=names)
+    space = replace(synthetic_label_space(2, 1), names=("a", "b"))
+    space.save(at / "run" / "label_space.npz")
+    return folder
+
+
 def of_calibration(name: str, table: SplitScores, says: str) -> Refusal:
     return Refusal(name, None, lambda _: fit_calibration(table, "abc", default_config()), says)
 
@@ -75,6 +84,15 @@ REFUSALS = [
     ),
     Refusal("no scores", shared, stored_scores, "has results, but no scores of images"),
     Refusal("no labels", RunFolder, lambda folder: StoredRun(folder).labels, "no labels.txt"),
+    *(
+        Refusal(
+            f"labels.txt with {names}",
+            lambda at, names=names: with_labels(at, names),
+            lambda folder: StoredRun(folder).labels,
+            "labels.txt has other labels than label_space.npz; copy the run folder again",
+        )
+        for names in (".", "ba")
+    ),
     Refusal("no thresholds", RunFolder, read_thresholds, "no thresholds.json"),
     Refusal(
         "another split",

@@ -4,6 +4,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import tiny
 from helpers.name_vectors import drawn_vectors
@@ -94,6 +95,17 @@ REFUSALS = [
         "canonical texts of vectors",
         "model.backbone.canonical_texts has no effect on ",
         "v.safetensors, whose names are encoded",
+    ),
+    of_vectors(
+        "a width of other features",
+        "features of 17 numbers, as tiny has them, and tiny has 8; encode",
+        vectors=np.ones((len(CLASSES), 17), np.float32),
+        background=np.zeros(17, np.float32),
+    ),
+    of_vectors(
+        "a projection of other features",
+        "features of 7 numbers, as tiny has them, and tiny has 8; encode",
+        projection=np.ones((7, 8), np.float32),
     ),
     of_vectors("vectors of other weights", "other weights of tiny than these; encode", fingerprint="ab"),
 ]

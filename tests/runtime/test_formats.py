@@ -37,7 +37,9 @@ def test_arrays_are_read_as_numpy_reads_them(array, usual):
 
 
 # ---------------------------------------------------------------------------------------------------------- CSV cells
-@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1"])
+@pytest.mark.parametrize(
+    "text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1", *"＝＋－＠"]
+)
 def test_a_formula_is_written_as_text(text):
     assert escape_cell(text) == f"'{text}"
     assert unescape_cell(escape_cell(text)) == text

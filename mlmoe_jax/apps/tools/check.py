@@ -15,6 +15,7 @@ from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.image_search import find_unlisted
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import find_root, open_splits
 from mlmoe_jax.data.split import Split
@@ -28,10 +29,12 @@ from mlmoe_jax.data.split_checks import (
     shared_groups,
 )
 from mlmoe_jax.data.usage import join_usages, unused_input
-from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
+from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, percent, quantity
+from mlmoe_jax.training.logistic.penalty_search import require_units
+from mlmoe_jax.training.objective import require_labels, training_labels
 
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
@@ -53,6 +56,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     problems = _damaged_files(config.data.root) if config.data.name == "packed" else []
     for split, inspection in zip(splits, inspections, strict=True):
         problems += _bad_images(split, inspection.errors)
+    problems += _training_problems(config, splits[0])
     duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
     return {
         "name": config.data.name,
@@ -73,6 +77,18 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
+
+
+def _training_problems(config: ConfigDict, train_split: Split) -> list[str]:
+    """Return the sentence with which a training by the config would refuse the training split; [] if it would not."""
+    labels = training_labels(config, hide_positives(train_split, config.data).labels)
+    try:
+        require_labels(config, labels)
+        if config.train.fit == "logistic":
+            require_units(len(set(train_split.units)))
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _unlisted_images(splits: Sequence[Split]) -> list[str]:

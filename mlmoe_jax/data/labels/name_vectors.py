@@ -9,6 +9,7 @@ Axes: k labels, d numbers per vector, w numbers per pooled feature of the backbo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from etils import epath
 from jaxtyping import Float, Float32
 from safetensors.numpy import load, save
 
-from mlmoe_jax.data.names import require_names
+from mlmoe_jax.data.names import require_list
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text, read_bytes
 from mlmoe_jax.runtime.formats import read_metadata
@@ -30,6 +32,7 @@ from mlmoe_jax.runtime.text import abbreviate, compose
 SUFFIX = ".safetensors"
 _ABOUT = "mlmoe_jax"  # the entry of the header
 _ARRAYS = ("vectors", "background", "projection")  # attributes of `NameVectors`
+_LARGEST = 1e6  # absolute number of a file; scores of larger numbers can overflow in float32
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,24 @@ class LabelName:
 def read_label_names(path: PathLike) -> tuple[LabelName, ...]:
     """Return the labels of a text file with one name per line. Descriptions follow after tabs. Empty lines are skipped.
 
-    Raises UserError if the file is missing, has no names, or has a name twice or one that is not printable.
+    Raises UserError if the file is missing, has no names, or is refused by `require_list`.
     """
     with damage_explained(path), open_text(path) as file:
-        rows = [[compose(cell.strip()) for cell in line.split("\t")] for line in file if line.strip()]
-    labels = tuple(LabelName(name, tuple(filter(None, descriptions))) for name, *descriptions in rows)
+        rows = {
+            line: [compose(cell.strip()) for cell in text.split("\t")]
+            for line, text in enumerate(file, 1)
+            if text.strip()
+        }
+    labels = tuple(LabelName(name, tuple(filter(None, descriptions))) for name, *descriptions in rows.values())
     if not labels:
         raise UserError(f"{path} contains no class names; write one class name per line")
-    require_names([label.name for label in labels], path)
+    lines = list(rows)
+    require_list([(label.name, *label.descriptions) for label in labels], lambda row: f"{path} line {lines[row]}")
     return labels
+
+
+def _are_small(numbers: npt.ArrayLike) -> bool:
+    return bool((np.abs(numbers) <= _LARGEST).all())  # not nan either
 
 
 def is_vectors_file(path: PathLike) -> bool:
@@ -146,23 +158,29 @@ class NameVectors:
         Raises ValueError, KeyError or TypeError if the two do not match.
         """
         stored: dict[str, Any] = json.loads(about)
-        stored |= {name: tuple(map(str, stored[name])) for name in ("names", "templates")}
+        stored |= {name: tuple(stored[name]) for name in ("names", "templates")}
         stored["descriptions"] = tuple(map(tuple, stored["descriptions"]))
         loaded = cls(**stored, **{name: arrays[name] for name in _ARRAYS if name in arrays})
         loaded._require_fitting()
         return loaded
 
+    @property
+    def inputs(self) -> int:
+        """W, the number of values of a pooled feature of the backbone."""
+        return self.background.size if self.projection is None else len(self.projection)
+
     def _require_fitting(self) -> None:
-        """Raise ValueError unless all arrays are finite, of float32, and of shapes that fit the names."""
+        """Raise ValueError unless the attributes have their types, and all arrays are f32, of shapes that fit."""
+        texts = (*self.names, *self.templates, *itertools.chain(*self.descriptions), self.backbone, self.fingerprint)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a name, a template, a description or the backbone is not text")
         count, width = len(self.names), self.background.size
-        shapes = {"vectors": (count, width), "background": (width,)}
-        if self.projection is not None:
-            shapes["projection"] = (len(self.projection), width)
+        shapes = {"vectors": (count, width), "background": (width,), "projection": (self.inputs, width)}
         for name, array in self.arrays().items():
-            if array.shape != shapes[name] or array.dtype != np.float32 or not np.isfinite(array).all():
-                raise ValueError(f"its {name} do not fit its {count} names, or are not finite")
-        if not count or len(set(self.names)) < count or not np.isfinite([self.scale, self.bias]).all():
-            raise ValueError("its names are not different, or its scale is not finite")
+            if array.shape != shapes[name] or array.dtype != np.float32 or not array.size or not _are_small(array):
+                raise ValueError(f"its {name} do not fit its {count} names, or have numbers beyond {_LARGEST:,.0f}")
+        if len(set(self.names)) < count or not _are_small(self.bias) or not 0 < self.scale <= _LARGEST:
+            raise ValueError(f"its names are not different, or its scale or bias is not from 0 to ±{_LARGEST:,.0f}")
         if len(self.descriptions) not in (0, count):
             raise ValueError(f"its descriptions do not fit its {count} names")
 
@@ -181,6 +199,9 @@ def read_name_vectors(path: PathLike) -> NameVectors:
         if _ABOUT not in header:
             raise UserError(f"{path} has no vectors of names; write one with mlmoe encode")
         loaded = NameVectors.from_arrays(arrays, header[_ABOUT])
+        descriptions = loaded.descriptions or [()] * len(loaded.names)
+        rows = [(name, *texts) for name, texts in zip(loaded.names, descriptions, strict=True)]
+        require_list(rows, lambda row: f"{path} name {row + 1}")
     return replace(loaded, sha256=hashlib.sha256(content).hexdigest())
 
 

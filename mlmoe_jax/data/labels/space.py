@@ -16,6 +16,7 @@ from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.graph import as_long_as_glove, cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
 from mlmoe_jax.data.labels.name_vectors import NameVectors
+from mlmoe_jax.data.names import names_problem
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -123,6 +124,8 @@ class LabelSpace:
     def from_arrays(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space from the arrays that `save` wrote; ValueError if they do not fit together."""
         names = tuple(map(str, stored["names"]))
+        if problem := names_problem(names):
+            raise ValueError(f"it {problem}")
         row, column, images = stored["together"]
         space = cls(
             names,

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.names import split_key
+from mlmoe_jax.data.names import STANDARD_SPLITS, split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split
@@ -25,7 +25,6 @@ from mlmoe_jax.data.usage import LeftOut, Usage, unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import compose, quantity
 
-STANDARD_SPLITS = ("train", "val", "test")  # a folder in `data.root` with such a name, see `split_key`, is no class
 SHOWN_FOLDERS = 8  # folders of no split that are counted one by one
 
 

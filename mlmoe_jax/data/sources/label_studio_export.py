@@ -5,12 +5,16 @@ Its exports JSON and JSON-MIN are read. `data.image_column` is the key of the im
 marked as ground truth, only these count. A label on which the annotations differ is unknown.
 
 An address /data/local-files/?d=PATH is the image PATH below `data.images`, and /data/upload/… the image upload/…
+An image that is not there, or has another address, is the only file below `data.images` with its name. The eight digits
+before the name of an upload may be left out.
 """
 
 import io
 import itertools
 import json
 import os
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +23,7 @@ from xml.etree import ElementTree
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.image_search import list_files
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
@@ -26,13 +31,14 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, find_file, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
-from mlmoe_jax.runtime.text import abbreviate, quantity
+from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 Json = Mapping[str, Any]  # a task, an annotation or a result
 LOCAL_FILES, UPLOADS = "/data/local-files", "/data/upload/"
+_UPLOADED = re.compile(r"^upload/(.*/)?[0-9a-f]{8}-")  # the eight digits are drawn by Label Studio
 IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, and defaults of the config keys
 
 
@@ -49,18 +55,60 @@ def read_address(address: str) -> str:
     return address
 
 
+def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
+    """Return address -> path of its image, and note in the account how many are found by their names.
+
+    Raises UserError if an image at an address outside of Label Studio is not found.
+    """
+    images, lost, outside = {}, {}, set()
+    for address in dict.fromkeys(addresses):
+        try:
+            images[address] = path = read_address(address)
+        except UserError:
+            outside.add(address)
+            path = unquote(urlsplit(address).path)
+        if address in outside or not os.path.lexists(find_file(given.folder / path)):
+            lost[address] = path
+    files = defaultdict(list)
+    for file in list_files(given.folder, Usage("", "file")) if lost else ():
+        files[_stored_name(file)].append(file)
+    names = {}
+    for address, path in lost.items():
+        name = _stored_name(path)
+        names[address] = name if name in files else _stored_name(_UPLOADED.sub("", path))
+    counts = Counter(names.values())
+    found = {address: files[name][0] for address, name in names.items() if counts[name] == len(files[name]) == 1}
+    if wrong := [address for address in outside if address not in found]:
+        raise UserError(
+            f"{given.path} has {quantity(len(wrong), 'image')} at addresses such as {min(wrong)[:100]}, and "
+            f"{given.folder} does not have one file of that name; download them there, or use a local storage in "
+            "Label Studio"
+        )
+    if found:
+        shown = abbreviate(list(found.values()), 3)
+        given.usage.notes.append(f"has {quantity(len(found), 'image')} found by name, not by address: {shown}")
+    return images | found
+
+
+def _stored_name(path: str) -> str:
+    """Return the name of a file as Label Studio (Django) writes the name of an upload."""
+    return re.sub(r"[^-\w.]", "", os.path.basename(compose(path)).strip().replace(" ", "_"))
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
+    tasks = json.loads(read_bytes(path))
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Json]] = {}  # of each image, which several tasks may show
-    for task in json.loads(read_bytes(path)):
-        data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
-        if key not in data:
-            raise UserError(
-                f"a task of {path} has {abbreviate(sorted(data))}, not {key}; set data.image_column to its image"
-            )
-        image = read_address(data[key])
+    shown = [task.get("data", task) for task in tasks]  # in JSON-MIN, the annotation is beside the data
+    if other := next((data for data in shown if key not in data), None):
+        raise UserError(
+            f"a task of {path} has {abbreviate(sorted(other))}, not {key}; set data.image_column to its image"
+        )
+    images = _find_images((data[key] for data in shown), given)
+    for task, data in zip(tasks, shown, strict=True):
+        image = images[data[key]]
         split = data.get(find_name(data, SPLIT_COLUMN))
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.image_search import is_skipped
 from mlmoe_jax.data.labels.name_vectors import read_classes
-from mlmoe_jax.data.names import is_no_value
+from mlmoe_jax.data.names import STANDARD_SPLITS, is_no_value, split_key
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.rows import LabelInput, Listing, ReadRows, select_split
+from mlmoe_jax.data.sources.rows import LabelInput, Listing, ReadRows, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -40,29 +41,68 @@ def open_own_images(
     """
     table = data_config.table
     root = data_folder(data_config, f"the table {table}")
-    path = root / table.replace("{split}", split)
+    splits = used_splits(data_config, split)
+    split_of_file = _find_splits(root, table, splits)
+    spelled = next((name for name, found in split_of_file.items() if found == split), split)
+    path = root / table.replace("{split}", spelled)
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     refuse_spreadsheet(path)
     if data_config.classes:
         classes = _read_classes(root / data_config.classes, data_config)
-    folder = root / data_config.images.replace("{split}", split)
+    folder = root / data_config.images.replace("{split}", spelled)
     has_one_split = "{split}" in table
     listing = Listing(
-        path,
-        split,
-        folder,
-        "" if has_one_split else data_config.train_split,
-        (split,) if has_one_split else used_splits(data_config, split),
+        path, split, folder, "" if has_one_split else data_config.train_split, (split,) if has_one_split else splits
     )
     usage = Usage(f"{path}", "image")
     with damage_explained(path):
         rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
         opened = select_split(rows, listing, classes or own_classes, usage)
     _require_groups_and_paths(opened, path, data_config.group_column)
+    rest = [name for name, found in split_of_file.items() if found is None]
+    if rest and split == data_config.train_split:
+        opened = replace(opened, usage=(*opened.usage, _count_rest(read_rows, data_config, root, rest)))
     if "{split}" in data_config.images:  # file names of different splits may be equal
         return replace(opened, ids=[f"{split}/{image}" for image in opened.ids])
     return opened
+
+
+def _find_splits(root: Path, table: str, splits: Sequence[str]) -> dict[str, str | None]:
+    """Return name in place of {split} in the path of an existing file -> its split; None if no split uses the file.
+
+    A name may be another spelling of a split, such as "valid", if no file has the name of the split.
+    """
+    start, mark, rest = table.partition("{split}")
+    folder, prefix = os.path.split(start)
+    suffix, _, below = rest.partition("/")
+    if not mark or not (root / folder).is_dir():
+        return {}
+    found: dict[str, str | None] = {}
+    names = {file.removeprefix(prefix).removesuffix(suffix) for file in os.listdir(root / folder)}
+    for name in sorted(names, key=lambda name: (name not in splits, name)):
+        is_split = bool(prefix or below) or name in splits or split_key(name) in STANDARD_SPLITS
+        if is_split and not is_skipped(name) and (root / table.replace("{split}", name)).exists():
+            split = Listing(table, "", root, splits=splits).find_split(name)
+            found[name] = None if split in found.values() else split
+    return found
+
+
+def _count_rest(read_rows: ReadRows, data_config: ConfigDict, root: Path, names: Sequence[str]) -> Usage:
+    """Return the account of the files whose {split} is one of `names`, which no split uses."""
+    usage = Usage(f"{root / data_config.table}", "image")
+    splits = used_splits(data_config, data_config.train_split)
+    for name in names:
+        path, folder = (root / key.replace("{split}", name) for key in (data_config.table, data_config.images))
+        own = Usage(f"{path}", "image")
+        try:
+            with damage_explained(path):
+                rows, _ = read_rows(LabelInput(path, data_config, folder, None, own))
+                usage.leave_out(why_unused(name, splits), count=sum(1 for _ in rows))
+            usage.unit = own.unit
+        except UserError as error:
+            usage.notes.append(f"has split '{name}', which is not used and cannot be read: {error}")
+    return usage
 
 
 def _require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:

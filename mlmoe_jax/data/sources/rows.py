@@ -257,9 +257,7 @@ class _Selection:
             elif _is_blank(name):
                 usage.leave_out("without a split", position, count)
             elif len(usage.left_out) < SHOWN_SPLITS:
-                usage.leave_out(
-                    f"of split '{name}', while the config uses {', '.join(listing.splits)}", position, count
-                )
+                usage.leave_out(why_unused(name, listing.splits), position, count)
             else:
                 usage.leave_out("of other splits", f"'{name}'", count)
         if contrary.count:
@@ -414,6 +412,11 @@ class _Selection:
 
 def _is_blank(name: str | None) -> bool:
     return not (name and name.strip())
+
+
+def why_unused(name: str, splits: Sequence[str]) -> str:
+    """Return the reason, for an account, why images of the split `name` are left out. `splits` are used."""
+    return f"of split '{name}', while the config uses {', '.join(splits)}"
 
 
 def note_empty(rows: Iterable[ImageRow], usage: Usage) -> None:

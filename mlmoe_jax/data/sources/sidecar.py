@@ -3,6 +3,9 @@
     photos/beach/001.jpg
     photos/beach/001.txt       # sea, sand
 
+Files of YOLO, with the class number and four or more other numbers of a box or polygon per line, are also read. The
+class number, from 0, is the position of the name in the file `data.classes`. An empty file means no labels.
+
 `wd_tagger` is such a folder with the list of all tags that the taggers of SmilingWolf have, selected_tags.csv with the
 columns tag_id, name, category and count. In its text files a tag may be written with spaces for _ and with \\( and \\).
 """
@@ -28,6 +31,9 @@ from mlmoe_jax.runtime.text import compose
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
+_BOX = re.compile(  # a line of YOLO, DOTA, KITTI or ICDAR, but not a line of tags that are small numbers
+    r"(?=.*(\s|\d\.\d|\d{3}))[^\s,]+((\s+|,(?=\S))[-+]?(\d+(\.\d*)?|\.\d+)(e[-+]?\d+)?){4,}([\s,]\S.*)?", re.IGNORECASE
+)
 _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the taggers keep the _
 
 
@@ -35,7 +41,9 @@ def _read(given: LabelInput, *, listed: bool) -> LabelRows:
     names = _read_tags(given.path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
-    return (_row(given.path, image, name_of_spelling) for image in _find_images(given)), names
+    classes = given.classes if given.config.classes else ()
+    name_of_number = {str(number): name for number, name in enumerate(classes)}
+    return (_row(given.path, image, name_of_spelling, name_of_number) for image in _find_images(given)), names
 
 
 def _find_images(given: LabelInput) -> list[str]:
@@ -53,14 +61,28 @@ def _find_images(given: LabelInput) -> list[str]:
     return images
 
 
-def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow:
+def _row(folder: Path, image: str, name_of_spelling: dict[str, str], name_of_number: dict[str, str]) -> ImageRow:
     path = Path(find_file(folder / Path(image).with_suffix(".txt")))
     if not path.exists():
         return ImageRow(image, None)
     with damage_explained(path):
         text = read_text(path, MOST_TAGS)
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    if any(map(_BOX.fullmatch, lines)):
+        return ImageRow(image, dict.fromkeys(_read_boxes(lines, name_of_number, path), POSITIVE))
     tags = filter(None, map(str.strip, re.split("[,\n]", text)))
     return ImageRow(image, {name_of_spelling.get(tag, tag): POSITIVE for tag in tags})
+
+
+def _read_boxes(lines: Sequence[str], name_of_number: dict[str, str], path: Path) -> list[str]:
+    """Return the class of each box of a file of YOLO; UserError if a line is another text."""
+    numbers = [line.split()[0] if _BOX.fullmatch(line) else "" for line in lines]
+    if wrong := [line for line, number in zip(lines, numbers, strict=True) if number not in name_of_number]:
+        raise UserError(
+            f"{path} has boxes and {wrong[0]!r:.60}; write the names of labels, or for boxes of YOLO set data.classes "
+            "to the file of their names, one per line, in the order of their numbers, such as classes.txt"
+        )
+    return [name_of_number[number] for number in numbers]
 
 
 def _spellings(name: str) -> list[str]:

@@ -229,9 +229,11 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
         try:
             return {name: code for at, name in columns if (code := CODE_OF_CELL[cells[at]]) != NEGATIVE}
         except KeyError as error:
+            wrong = next(name for at, name in columns if cells[at] not in CODE_OF_CELL)
             raise UserError(
-                f"{path} line {line} has the cell {error.args[0][:80]!r} where 1, 0 or empty for unknown should be; "
-                "correct it, or set data.label_column if one column contains all names"
+                f"{path} line {line} has the cell {error.args[0][:80]!r} in the column '{wrong}', where 1, 0 or empty "
+                "for unknown should be; correct it, list the columns that are classes in the file of data.classes, or "
+                "set data.label_column if one column contains all names"
             ) from error
 
     return read_labels

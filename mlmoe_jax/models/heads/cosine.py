@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.linear import label_linear
@@ -46,7 +47,13 @@ class CosineHead(Head):
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(width, len(space.names), space.name_vectors, rngs=rngs)
+        vectors, model = space.name_vectors, config.model
+        if vectors is not None and vectors.inputs != width:
+            raise UserError(
+                f"{model.head.names} has vectors for features of {vectors.inputs:,} numbers, as {vectors.backbone} has "
+                f"them, and {model.backbone.name} has {width:,}; encode the names again"
+            )
+        return cls(width, len(space.names), vectors, rngs=rngs)
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:

@@ -102,8 +102,7 @@ def fit_logistic(
       UserError: there are fewer than two images or units.
     """
     count = len(codes) if units is None else len(set(units))
-    if count < 2:
-        raise UserError("train.fit=logistic needs two images or more, of two groups, to choose its penalty")
+    require_units(count)
     fold = assign_folds(codes, min(FOLDS, count), seed, units)
     label, known = (flags.astype(np.float32) for flags in targets(codes, difficult))
     origins = [Origin.zero(features.shape[1], label.shape[1])]
@@ -116,6 +115,12 @@ def fit_logistic(
         search = PenaltySearch(rotation.values, label, known, fold, start.logits(features))
         fits.append(_fit_from(start, search, rotation))
     return min(fits, key=lambda fit: fit.losses[fit.penalty])
+
+
+def require_units(count: int) -> None:
+    """Raise UserError unless `count` units of images are enough for a cross-validation."""
+    if count < 2:
+        raise UserError("train.fit=logistic needs two images or more, of two groups, to choose its penalty")
 
 
 def _fit_from(origin: Origin, search: PenaltySearch, rotation: Rotation) -> LogisticFit:

@@ -138,6 +138,28 @@ def test_the_report_of_a_data_set_without_problems(data_set):
     assert text.rstrip().endswith("no problems found")
 
 
+@pytest.mark.parametrize(
+    ("fit", "codes", "says"),
+    [
+        ("steps", ["1-0-", "-1--"], ""),
+        (
+            "steps",
+            ["1---", "-1--"],
+            " leaves out unknown labels, and no training label is known to be absent: ",
+        ),
+        ("logistic", ["1000"], "train.fit=logistic needs two images or more, of two groups"),
+    ],
+)
+def test_what_a_training_would_refuse_is_a_problem(fit, codes, says, data_set):
+    rows = [(f"{k}.jpg", k, code) for k, code in enumerate(codes, 1)]
+    config = data_set(train=rows, val=GOOD["val"], test=GOOD["test"])
+    config.train.fit = fit
+    outcome = report_outcome(check_data(config))
+    problems = json.loads(outcome.json())["problems"]
+    assert [says in problem for problem in problems] == ([True] if says else [])
+    assert outcome.exit_code == (1 if says else 0)
+
+
 def test_missing_and_unreadable_images_are_problems(data_set):
     splits = GOOD | {"val": [("5.jpg", 5, "1000"), ("8.jpg", None, "1000")]}
     splits["test"] = [("6.jpg", b"not an image", "1000"), ("7.jpg", photo(7)[:-500], "1000")]

@@ -30,6 +30,36 @@ def test_a_list_has_a_name_per_line_and_descriptions_after_tabs(tmp_path):
     assert read_classes(tmp_path / "labels.txt") == ("sea", "boat", "régate")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        "dog\ncat\nred kite",
+        "dog",
+        "#sunset\n#beach",  # hashtags
+        "C#\nC++\nF#",
+        "Boeing 747\nAirbus A320\nPeugeot 206",
+        "1 euro\n2 euro\n10 cent\n20 cent",
+        "0\n1\n2",
+        "3D printer\ncat\n1. FC Köln\nHertha",
+        "Type 0\nType 1",
+        '5" pipe\n12" pipe',
+        "plant (potted)\nT-shirt\n(sky)\nX-ray",
+        "tench, Tinca tinca\ngoldfish, Carassius auratus\nhen",  # of ImageNet
+        "A\na\n^_^\n^-^\n<o>_<o>\n;)\n🐶",
+        "animal/dog\nanimal/cat",
+    ],
+)
+def test_names_that_look_unusual_are_read(names, tmp_path):
+    (tmp_path / "labels.txt").write_text(names)
+    assert read_classes(tmp_path / "labels.txt") == tuple(names.split("\n"))
+
+
+def test_a_description_says_that_a_text_is_a_name(tmp_path):
+    names = ("none", "label:", "# animals", "dog, cat", "5")
+    (tmp_path / "labels.txt").write_text("".join(f"{name}\ta photo of it, taken by day\n" for name in names))
+    assert read_classes(tmp_path / "labels.txt") == names
+
+
 def test_the_mean_of_normalized_vectors_is_normalized():
     vectors = np.array([[3.0, 0.0], [0.0, 1.0]])
     np.testing.assert_allclose(mean_direction(vectors), [2**-0.5, 2**-0.5])

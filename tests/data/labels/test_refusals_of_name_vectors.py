@@ -24,6 +24,11 @@ def of_list(name, content, *says):
     return Refusal(name, make, read_label_names, "{at}/labels.txt", *says)
 
 
+def of_lines(listed, line, *says):
+    """A list that is refused at a line."""
+    return of_list(f"{listed!r}", listed, f"{{at}}/labels.txt line {line} has the label ", *says)
+
+
 def written(at, vectors=VECTORS):
     vectors.write(at / "v.safetensors")
     return at / "v.safetensors"
@@ -48,17 +53,102 @@ def of_header(name, header, *says):
     return Refusal(name, lambda at: with_header(at, header), read_name_vectors, *says)
 
 
-NOT_FINITE = np.array([[np.nan] * 4] * 2, np.float32)
+FORM, CODE = "which looks like a comment, a heading or a line of another kind of file", "which has a number or a code"
+SEVERAL, VARIANT = "which looks like several names; write each name alone on a line", "or differs only in case"
+OTHER_FILES = {
+    FORM: (
+        *(
+            "dog;cat\n",
+            "dog|cat\n",
+            "dog,\ncat\n",
+            "dog\\ncat\n",
+            '[\n  "dog",\n  "cat"\n]\n',
+            '{\n "dog": 0\n}\n',
+            "item {\n}\n",
+        ),
+        *(
+            "# animals\ndog\n",
+            "dog # the pet\n",
+            "// animals\ndog\n",
+            "label\ndog\n",
+            "Class names\ndog\n",
+            "Animals:\ndog\n",
+        ),
+        *(
+            "- dog\n- cat\n",
+            "* dog\n",
+            "• dog\n",
+            "[x] dog\n",
+            "<labels>\n<label>dog</label>\n",
+            "```\ndog\n",
+            "| id | name |\n",
+        ),
+        *("names:\n- dog\n", "photos/a.jpg\nphotos/b.jpg\n"),
+    ),
+    CODE: (
+        *(
+            "1.dog\n2.cat\n",
+            "1) dog\n",
+            "0,dog\n1,cat\n",
+            "0: dog\n1: cat\n",
+            "0 dog\n1 cat\n",
+            "0\tdog\n1\tcat\n",
+            "c0: dog\n",
+        ),
+        *(
+            "dog,0\ncat,1\n",
+            "/a/dog 0\n/c/cat 1\n",
+            "dog: 0\n",
+            "dog\t5\ncat\t7\n",
+            "  1532 dog\n    27 cat\n",
+            "dog n02084071\n",
+        ),
+        *(
+            "n02084071 dog\nn02121808 cat\n",
+            "n02084071\tdog\n",
+            "n02084071,dog\n",
+            "1 001.Black_Bird\n2 002.Red_Bird\n",
+        ),
+    ),
+    SEVERAL: ("dog, cat, person\n", "dog\tcat\tperson\n", "dog/cat/person\n", "dog, cat\nperson, car\n"),
+    "which looks like a list in JSON or Python": (
+        '["dog", "cat"]\n',
+        "('dog', 'cat')\n",
+        "[labels]\ndog\n",
+        "names: ['dog']\n",
+    ),
+    "with a quote": ('"dog"\n"cat"\n', "“dog”\n"),
+    "which stands for no value": ("nan\ndog\n", "N/A\n", "-\n", ".\n", "__background__\ndog\n", "???\n"),
+    "which is the value of a label": ("True\n",),
+    "with a line break or another character": ("\x1b[31mdog\n", "\u202edog\n", "\u200bdog\n", "red\xa0kite\n"),
+}
+NAMES_OF_VECTORS = {
+    "with a line break or another character": "\x1b[31mcat \u202ecat c\nat c\0at",
+    FORM: "#animals photos/a.jpg",
+    "which stands for no value": "nan",
+    "or differs only in case": "SEA",
+}
+NOT_FINITE, NONE = np.array([[np.nan] * 4] * 2, np.float32), np.zeros(0, np.float32)
 
 REFUSALS = [
     of_list("an empty list", "", "contains no class names; write one class name per line"),
-    of_list("a name twice", "sea\nboat\n sea\tdeep\n", "names the class 'sea' twice"),
+    of_list(
+        "a name twice",
+        "sea\n\nboat\n sea\tdeep\n",
+        "line 4 has the label 'sea', which is 'sea' of {at}/labels.txt line 1",
+    ),
     of_list("descriptions without a name", "sea\n\tdeep\n", "has the label '', which is no name"),
     of_list(
         "a control character",
         "sea\x07\n",
         "has the label 'sea\\x07', with a line break or another",
     ),
+    *(of_lines(listed, 1, says) for says, lists in OTHER_FILES.items() for listed in lists),
+    of_lines("dog\n#fish\ncat\n", 2, "'#fish', which looks like a comment"),
+    of_lines("Dog\ncat\n\ndog\n", 4, "which is 'Dog' of {at}/labels.txt line 1, or differs only in case"),
+    of_lines("red kite\nred_kite\n", 2, VARIANT),
+    of_lines("dog\nｄｏｇ\n", 2, VARIANT),
+    of_lines("dog\ncat\ndog, cat\n", 3, SEVERAL),
     of_list("a list in UTF-16", "sea\n".encode("utf-16-le"), "is not UTF-8"),
     Refusal("no list", None, lambda at: read_label_names(at / "labels.txt"), "cannot read {at}/labels.txt"),
     damaged("no vectors", written, "v.safetensors", GONE, read_name_vectors, "cannot read {at}/v.safetensors"),
@@ -70,7 +160,35 @@ REFUSALS = [
     of_fields("a name twice in a file", "its names are not different", names=("a", "a")),
     of_fields("nan", "its vectors do not fit", vectors=NOT_FINITE),
     of_fields("float64", "its background do not fit", background=np.zeros(4)),
-    of_fields("an infinite scale", "its scale is not finite", scale=np.inf),
+    *(
+        of_fields(f"a scale of {scale}", "its scale or bias is not from 0", scale=scale)
+        for scale in (np.inf, 1e39, 0.0, -5.0)
+    ),
+    of_fields("a bias that overflows", "its scale or bias is not from 0", bias=-1e39),
+    of_fields("a projection that overflows", "its projection do not fit", projection=np.full((6, 4), 1e38, np.float32)),
+    of_fields(
+        "no width", "its vectors do not fit", vectors=np.zeros((2, 0), np.float32), background=NONE, projection=None
+    ),
+    of_fields("a backbone that is no text", "or the backbone is not text", backbone=5),
+    of_fields("a name that is no text", "a name, a template", names=("sea", 5)),
+    of_fields("a description that is no text", "a description or the backbone", descriptions=((), (5,))),
+    Refusal(
+        "a name that is empty",
+        lambda at: written(at, replace(VECTORS, names=("sea", ""))),
+        read_name_vectors,
+        "{at}/v.safetensors name 2 has the label '', which is no name",
+    ),
+    *(
+        Refusal(
+            f"the name {name!r} in a file of vectors",
+            lambda at, name=name: written(at, replace(VECTORS, names=("sea", name))),
+            read_name_vectors,
+            "{at}/v.safetensors name 2 has the label ",
+            says,
+        )
+        for says, names in NAMES_OF_VECTORS.items()
+        for name in names.split(" ")
+    ),
     of_fields("too few descriptions", "its descriptions do not fit", descriptions=(("a",),)),
     Refusal(
         "a label without a vector",

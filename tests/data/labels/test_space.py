@@ -177,6 +177,8 @@ def test_vectors_of_names_are_ordered_as_the_labels_and_stored(tmp_path):
     np.testing.assert_array_equal(stored.name_vectors.projection, vectors.projection)
     with pytest.raises(ValueError, match="of other names"):
         LabelSpace.from_arrays(arrays | {"names": np.asarray([f"new {name}" for name in SMALL.classes])})
+    with pytest.raises(ValueError, match="not printable"):
+        LabelSpace.from_arrays(arrays | {"names": np.asarray([f"{name}\x1b[31m" for name in SMALL.classes])})
 
 
 def test_vectors_of_names_are_word_vectors_of_the_length_of_glove():
