@@ -3,9 +3,10 @@
 The packages are in the extra `text`: tokenizers reads `tokenizer.json`, and sentencepiece reads `tokenizer.model`.
 """
 
+import contextlib
 import importlib
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -106,15 +107,31 @@ Opened = tuple[Callable[[str], list[int]], int, Callable[[str], int | None]]  # 
 
 def _open_json(path: Path, *, lower_case: bool) -> Opened:
     library = _import("tokenizers")
-    with damage_explained(path):
+    with _panics_explained(path):
         tokenizer = library.Tokenizer.from_buffer(read_bytes(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if lower_case:  # after special tokens are found: <EOS> is text
-        first = library.normalizers.Lowercase()
-        tokenizer.normalizer = library.normalizers.Sequence([first, *filter(None, [tokenizer.normalizer])])
-    split = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        if lower_case:  # after special tokens are found: <EOS> is text
+            first = library.normalizers.Lowercase()
+            tokenizer.normalizer = library.normalizers.Sequence([first, *filter(None, [tokenizer.normalizer])])
+
+    def split(text: str) -> list[int]:
+        with _panics_explained(path):
+            return tokenizer.encode(text, add_special_tokens=False).ids
+
     return split, tokenizer.get_vocab_size(), tokenizer.token_to_id
+
+
+@contextlib.contextmanager
+def _panics_explained(path: Path) -> Iterator[None]:
+    """Convert any error in the block to a UserError, also a panic of Rust, which is no Exception."""
+    with damage_explained(path):
+        try:
+            yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ValueError("the package tokenizers cannot use it") from error
 
 
 def _open_sentencepiece(path: Path, *, lower_case: bool) -> Opened:

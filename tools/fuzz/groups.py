@@ -6,7 +6,7 @@ from tools.fuzz.data_sets import packed_data, prepare_packed, prepare_published,
 from tools.fuzz.files import images, lists, prepare_images, weights
 from tools.fuzz.hostile import Group
 from tools.fuzz.runs import make_run, model, prepare_run, run_folder
-from tools.fuzz.strangers import prepare_shared, requests, shared_model, tokenizers
+from tools.fuzz.strangers import names, prepare_shared, requests, shared_model, tokenizers, vectors
 
 GROUPS = {
     "overrides": Group(overrides, 0.15),
@@ -22,6 +22,8 @@ GROUPS = {
     "own input": Group(own_input, 0.1),
     "models": Group(model, 0.03, prepare_run),
     "requests": Group(requests, 0.1),
+    "names": Group(names, 0.05),
+    "vectors": Group(vectors, 0.05),
     "tokenizers": Group(tokenizers, 0.1),
     "shared models": Group(shared_model, 0.02, prepare_shared),
 }

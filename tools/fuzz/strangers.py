@@ -8,17 +8,31 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 from fastapi import HTTPException
 from hypothesis import strategies as st
+from safetensors.numpy import save
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlmoe_jax.apps.serving.connections import LimitedConnection
 from mlmoe_jax.apps.serving.request_images import LIMITS, read_request_images
+from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.pretrained.tokenizers import open_tokenizer
 from mlmoe_jax.runs.folder import RunFolder
-from tools.fuzz.hostile import TEXTS, Case, damaged, damaged_json, damaged_npz, encoded, write
+from tools.fuzz.hostile import (
+    TEXTS,
+    Case,
+    Silent,
+    array,
+    damaged,
+    damaged_json,
+    damaged_npz,
+    encoded,
+    with_changed_value,
+    write,
+)
 
 _HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\n"
 _FORM = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n--b--\r\n'
@@ -136,6 +150,61 @@ def tokenizers(draw: st.DrawFn, base: Path, place: Path) -> Case:
         open_tokenizer(path, entry).encode([text.encode(errors="replace").decode() for text in texts])
 
     return f"{name} {content[:150]!r} {texts}"[:300], act
+
+
+# ------------------------------------------------------------------------------------------------------- names, vectors
+_ODD_NAMES = (
+    "Dog\ndog",
+    "dog, cat",
+    "# animals",
+    "1. dog",
+    "n02084071 dog",
+    "a\tb\tc",
+    "\u202edog",
+    "\x1b[31m",
+    "nan",
+    "=1",
+)
+
+
+def names(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    """Lists of names, with damage."""
+    lines = draw(st.lists(st.one_of(st.sampled_from(_ODD_NAMES), TEXTS), max_size=6))
+    path = write(place / "names.txt", damaged(draw, "\n".join(lines).encode(errors="surrogatepass")))
+    return repr(lines)[:300], partial(_read_names, path)
+
+
+def vectors(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    """Files of vectors of names, with another name, array or entry of the header, or with damage."""
+    count, arrays = 3, {}
+    for name, shape in {"vectors": (count, 4), "background": (4,), "projection": (8, 4)}.items():
+        kept = draw(st.integers(0, 5))
+        arrays[name] = np.ones(shape, np.float32) if kept else array(draw)
+    about = {
+        "names": ["sea", "sun", "sand"],
+        "templates": ["{}"],
+        "descriptions": [],
+        "backbone": "vit_digits",
+        "fingerprint": "",
+        "scale": 1.0,
+        "bias": 0.0,
+    }
+    about = about if draw(st.booleans()) else with_changed_value(draw, about)
+    if isinstance(about, dict) and draw(st.booleans()):
+        about["names"] = draw(st.lists(st.one_of(st.sampled_from(_ODD_NAMES), TEXTS), min_size=count, max_size=count))
+    try:
+        content = save(arrays, {"mlmoe_jax": json.dumps(about)})
+    except Exception:  # an array or a text that the library does not write
+        content = b""
+    path = write(place / "v.safetensors", damaged(draw, content) if draw(st.integers(0, 3)) == 0 else content)
+    return f"{about}"[:300], partial(_read_names, path)
+
+
+def _read_names(path: Path) -> None:
+    """Read names, which must be printable and different."""
+    found = read_classes(path)
+    if len(set(found)) < len(found) or not all(name.strip() and name.isprintable() for name in found):
+        raise Silent(f"{found} are taken as names")
 
 
 # -------------------------------------------------------------------------------------------------------- shared models

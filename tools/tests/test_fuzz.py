@@ -15,7 +15,7 @@ from tools.fuzz.oddities import unknown_split
 
 # They need no trained model, which takes minutes.
 GROUPS = "overrides,stored config,command line,tables,published data,packed data,weights,images,image lists,run folders"
-GROUPS += ",own input,requests"
+GROUPS += ",own input,requests,names,vectors"
 
 
 def test_no_input_ends_in_a_traceback_a_hang_or_a_file_elsewhere(tmp_path):
@@ -25,7 +25,7 @@ def test_no_input_ends_in_a_traceback_a_hang_or_a_file_elsewhere(tmp_path):
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(found.read_text())["cases"] in range(400, 412)
-    assert len(done.stdout.splitlines()) == 14  # a heading, twelve groups, and the sum
+    assert len(done.stdout.splitlines()) == 16  # a heading, fourteen groups, and the sum
 
 
 def test_failures_are_counted(tmp_path):
