@@ -45,6 +45,13 @@ def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(
     assert_general(*drawn(size, *side), stride, "SAME", LAYOUT)
 
 
+@pytest.mark.parametrize("padding", ["VALID", ((2, 0), (1, 3))])
+@pytest.mark.parametrize("side", [(7, 9), (8, 6), (7, 70)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_so_do_those_of_other_paddings_on_odd_and_even_sides(stride, side, padding):
+    assert_general(*drawn(3, *side), stride, padding, LAYOUT)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("size", "padding"),
