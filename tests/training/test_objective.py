@@ -72,7 +72,7 @@ def test_each_kind_of_loss_uses_its_settings(changes, per_element):
 
 
 def test_pat_sums_the_loss_of_the_image_and_of_its_quarters():
-    """ASL, eq. 4-7, with PAT's settings, and no third term for the mean of both logits."""
+    """ASL, eq. 4–7, with PAT's settings, and no third term for the mean of both logits."""
     config, batch, drawn = load_config("pat_resnet101", []), drawn_batch(B, 4, K), make_prediction()
     terms = {"cls": drawn.terms["co"], "quarters": drawn.terms["dc"]}
     found, _ = evaluated(config.loss, Prediction(drawn.logits, terms), batch)
