@@ -6,7 +6,6 @@ from helpers.label_trees import draw_tree, violations
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
-from mlmoe_jax.runs.decisions import Thresholds
 
 ANIMAL, DOG, POODLE, CAT, DARK = range(5)
 TREE = LabelTree(((DOG, ANIMAL), (POODLE, DOG), (CAT, ANIMAL), (CAT, DARK)), ((DOG, CAT),))
@@ -65,14 +64,6 @@ def test_thresholds_that_no_score_could_obey_are_changed():
     assert limits[[ANIMAL, DARK]].tolist() == [1, 1], "predicted with what implies them"
     assert 0 < limits[DOG] < 1e-5
     assert np.isinf(Consistency.of(TREE, np.inf, 5).limits[POODLE])
-
-
-def test_a_label_is_predicted_from_its_threshold_on():
-    limits = Thresholds(dict(zip("abc", (0.5, 0.3, np.inf), strict=True)))
-    below = np.nextafter([0.5, 0.3, 1], 0)
-    assert limits.predict(np.array([[0.5, 0.3, 1], below]), "abc").tolist() == [[True, True, False], [False] * 3]
-    tree = LabelTree(((0, 1),))  # a implies b
-    assert limits.predict(np.array([[0.5, 0.1, 0]]), "abc", tree).tolist() == [[True, True, False]]
 
 
 def test_many_images_are_computed_in_parts():
