@@ -64,6 +64,18 @@ def test_a_dense_one_equals_the_general_convolution_and_so_do_its_gradients(stri
     assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
 
 
+@pytest.mark.parametrize(("size", "groups"), [(1, 1), (3, 1), (3, 4)])
+def test_rows_and_columns_have_their_own_strides(size, groups):
+    draw = np.random.default_rng(size)
+    x = draw.normal(size=(2, 9, 8, 4)).astype(np.float32)
+    kernel = draw.normal(size=(size, size, 4 // groups, 4)).astype(np.float32)
+
+    def run(form):
+        return form(x, kernel, (1, 2), "SAME", **{**LAYOUT, "feature_group_count": groups})
+
+    np.testing.assert_allclose(run(convolve), run(lax.conv_general_dilated), atol=1e-5)
+
+
 @pytest.mark.parametrize("widths", [(5, 6), (6, 5)])
 def test_a_matmul_of_a_map_equals_the_general_one_and_so_do_its_gradients(widths):
     draw = np.random.default_rng(0)
