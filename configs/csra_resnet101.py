@@ -31,6 +31,7 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return shrink_for_digits(config, rate=1e-1)
     evaluate_like(config, "mlgcn")
+    config.data.difficult_eval = "ignore"
     optim, epochs = config.optim, 30
     optim.name, optim.b1, optim.weight_decay, optim.learning_rate = "sgd", 0.9, 1e-4, 0.1
     optim.rate_rules = ((r"^backbone/", 0.1),)

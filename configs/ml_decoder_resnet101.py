@@ -30,7 +30,6 @@ def get_config(arg=""):
     evaluate_like(config, "asl")
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     follow(config, "model.backbone.normalization", normalization, "model.backbone.name")
-    config.data.exif = "ignore"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale|gamma)$", 0.0),)
     config.train.epochs, config.train.batch_size = 40, 56

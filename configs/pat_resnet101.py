@@ -19,7 +19,8 @@ def get_config(arg=""):
     loss.terms.logits, loss.terms.cls, loss.terms.quarters = 0.0, 1.0, 1.0
     if options.dataset == "digits":
         return shrink_for_digits(config, rate=1e-2)
-    evaluate_like(config, "mlvpt")
+    evaluate_like(config, "mlvpt", metric="mAP_envelope")
+    config.data.truncated = "read"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.model.backbone.normalization = "unit"
     config.optim.learning_rate, config.optim.weight_decay = 1e-4, 1e-4

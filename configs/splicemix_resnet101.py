@@ -5,8 +5,8 @@
 
 A linear classifier of the largest value of each channel. SGD as in configs/addgcn_resnet101.py, for 80 epochs, divided
 by 10 after 39 and 59: the authors write 40 and 60, and subtract 1. On COCO, batches of 32, the rate 0.05 and a rise
-over three epochs; on VOC 16, 0.01 and none. The authors clip gradients on VOC only. `models.mosaics` has what differs
-in the mosaics.
+over three epochs; on VOC 16, 0.01 and none, and difficult labels are absent in training. The authors clip gradients on
+VOC only. `models.mosaics` has what differs in the mosaics.
 """
 
 from mlmoe_jax.config import option
@@ -26,6 +26,7 @@ def get_config(arg=""):
     if options.dataset == "digits":
         return shrink_for_digits(config, rate=1e-2)
     set_gcn_training(config, options.tune, rate=0.01 if is_voc else 0.05, epochs=80)
+    config.data.difficult_train = "negative"
     config.optim.milestones = (39 / 80, 59 / 80)
     config.augment.margin = 64
     if not is_voc:

@@ -83,7 +83,7 @@ MODEL_KEYS = section(
     ),
     kernels=ChoiceKey(
         "auto",
-        "What computes convolutions, pooling and attention; results differ by rounding.",
+        "What computes convolutions, pooling and attention; results differ by rounding, and infinities may be nan.",
         choices={"auto": "the quickest known implementation per device", "xla": "XLA's own operations"},
         on_resume="reported",
         shared="record",

@@ -61,8 +61,17 @@ VALUES = {
         "q2l_resnet101:dataset=vg256": False,  # its split has no empty images
         "hsq_resnet101:dataset=vg256": False,
     },
-    "data.difficult_train": {f"{name}_resnet101:dataset=voc2007": "positive" for name in ("mlgcn", "addgcn")},
-    "data.difficult_eval": {f"{name}_resnet101:dataset=voc2007": "ignore" for name in ("mlgcn", "addgcn")},
+    "data.difficult_train": {
+        **{f"{name}_resnet101:dataset=voc2007": "positive" for name in ("mlgcn", "addgcn")},
+        **{f"{name}_resnet101:dataset=voc2007": "negative" for name in ("splicemix", "csra", "pat")},
+    },
+    "data.difficult_eval": {
+        **{f"{name}_resnet101:dataset=voc2007": "ignore" for name in ("mlgcn", "addgcn", "splicemix", "csra")},
+        "pat_resnet101:dataset=voc2007": "negative",
+    },
+    # Only ML-VPT and PAT set PIL's LOAD_TRUNCATED_IMAGES.
+    "data.truncated": {"vpt": "read", "pat_resnet101": "read", "q2l_resnet101": "refuse", "csra_resnet101": "refuse"},
+    "train.patience": {"mlmoe_dinov2": 6, "q2l_resnet101": 8, "hsq_resnet101": 8, "pat_resnet101": 1},
     "augment.contrast": {"drmoe_resnet101": 0.4},
     "augment.hue": {"drmoe_resnet101": 0.1},
     "augment.jitter_order": {"drmoe_resnet101": "random"},

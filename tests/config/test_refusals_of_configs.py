@@ -121,6 +121,9 @@ TEXTS = [
     of_choice("vpt:variant=middle", "deep, shallow"),
     of_choice("vpt:precision=half", "auto, float32, authors"),
     of_config("lora:targets=query+valu", "query, key, value, output, fc1, fc2, each once; did you mean 'value'?"),
+    of_config(
+        "lora:targets=query+query", "'query+query' and must be one or more of query, key, value, output, fc1, fc2"
+    ),
     of_choice("gvpt:sides=left", "both, co, dc"),
     of_choice("e2vpt:preset=mine", "code, paper, held_out"),
     of_choice("mlvpt_digits:preset=mine", "code, paper, held_out"),

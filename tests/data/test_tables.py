@@ -338,9 +338,9 @@ def test_another_split_in_the_file_of_a_split_is_said(tmp_path):
 
 def test_spellings_of_a_split_have_one_key():
     names_of_key = {
-        "train": "train|Train| TRAIN |training|Training set|trainset|train-split|trn",
-        "val": "val|valid|Validation|dev|validation_set",
-        "test": "test|TEST|testing|test data",
+        "train": "train|Train| TRAIN |training|Training set|trainset|train-split|trn|tr",
+        "val": "val|valid|Validation|dev|devel|development|validation_set",
+        "test": "test|TEST|testing|test data|tst|test_images",
         "test_shift": "test_shift|Test-Shift",
         "é": "\u00e9|e\u0301|\u00c9",
         "tests": "tests",

@@ -1,3 +1,4 @@
+import io
 import math
 from dataclasses import replace
 
@@ -5,10 +6,12 @@ import numpy as np
 import pytest
 from helpers.scored_run import SETTINGS, drawn_split, stored_scores, write_results, write_run
 
-from mlmoe_jax.evaluation.results import (
-    write_rows,
-)
+from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.data.labels.grouping import cooccurrence
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.evaluation.results import write_rows
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import PER_CLASS
 
 
@@ -69,3 +72,27 @@ def test_rows_of_a_split_are_replaced(tmp_path):
 def test_names_of_labels_are_split_only_at_newlines(tmp_path):
     folder = write_run(tmp_path / "run", names=["traffic light", "caf\u00e9\u2028x", "c"])
     assert StoredRun(folder).labels == ("traffic light", "caf\u00e9\u2028x", "c")
+
+
+def run_with_tree(path, **keys) -> StoredRun:
+    """A run in which a implies b, with thresholds and one unreadable image."""
+    split, groups = drawn_split("val"), np.zeros(3, np.int32)
+    split.scores[1] = np.nan
+    folder = write_run(path, split, **keys)
+    with io.BytesIO() as file:
+        LabelSpace(
+            tuple("abc"), *cooccurrence(split.codes), len(split), groups, groups, tree=LabelTree(((0, 1),))
+        ).save(file)
+        folder.write_bytes("label_space.npz", file.getvalue())
+    write_thresholds(folder, Thresholds.fixed("abc", 0.5))
+    return StoredRun(folder)
+
+
+def test_reported_scores_are_of_readable_images_and_agree_with_the_tree_unless_a_key_says_otherwise(tmp_path):
+    run = run_with_tree(tmp_path / "agreeing")
+    reported, raw = run.reported_split("val").scores, run.split("val").readable().scores
+    assert len(reported) == len(run.split("val")) - 1
+    assert (raw[:, 0] > raw[:, 1]).any()
+    assert (reported[:, 0] <= reported[:, 1]).all()
+    run = run_with_tree(tmp_path / "raw", eval__consistent=False)
+    np.testing.assert_array_equal(run.reported_split("val").scores, raw)

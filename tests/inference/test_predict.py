@@ -205,6 +205,7 @@ def test_a_rank_is_the_logit_standardized_over_the_readable_images():
 def test_an_image_gets_all_labels_of_a_high_rank():
     assert best_ranked(np.array([0.1, LEAST_RANK, 2.0]), None).tolist() == [2, 1]
     assert best_ranked(np.array([-1.0, -2.0, 1.49]), None).tolist() == [], "no label below the least rank"
+    assert best_ranked(np.array([-3.0, 1.6, -2.0]), None).tolist() == [1], "a low rank is no high one"
     assert best_ranked(np.array([0.1, 0.3, 0.2]), 2).tolist() == [1, 2]
 
 

@@ -56,6 +56,7 @@ def test_of_exclusive_labels_the_strongest_keeps_its_score():
     limits = np.array([0.6, 0.9, 0.5, 0.4, 0.5])
     assert agreeing(0.9, 0.1, 0.55, 0.8, 0.1, limits=limits) == [0.9, 0.5, 0.5, 0.8, 0.8], "0.9 would be a threshold's"
     assert agreeing(0.9, 0.8, 0.6, 0.3, 0.3) == [0.9, 0.8, 0.6, 0.3, 0.3], "below the threshold, it excludes nothing"
+    assert agreeing(0.1, 0.5, 0.9, 0.8, 0.1) == [0.9, 0.9, 0.9, 0.4, 0.4], "a dog is as sure as its poodle"
 
 
 def test_thresholds_that_no_score_could_obey_are_changed():

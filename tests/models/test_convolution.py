@@ -45,6 +45,13 @@ def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(
     assert_general(*drawn(size, *side), stride, "SAME", LAYOUT)
 
 
+@pytest.mark.parametrize("padding", ["VALID", ((2, 0), (1, 3))])
+@pytest.mark.parametrize("side", [(7, 9), (8, 6), (7, 70)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_so_do_those_of_other_paddings_on_odd_and_even_sides(stride, side, padding):
+    assert_general(*drawn(3, *side), stride, padding, LAYOUT)
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
     ("size", "padding"),
@@ -55,6 +62,18 @@ def test_a_dense_one_equals_the_general_convolution_and_so_do_its_gradients(stri
     x = draw.normal(size=(2, 7, 4, 6)).astype(np.float32)
     kernel = draw.normal(size=(size, size, 6, 5)).astype(np.float32)
     assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
+
+
+@pytest.mark.parametrize(("size", "groups"), [(1, 1), (3, 1), (3, 4)])
+def test_rows_and_columns_have_their_own_strides(size, groups):
+    draw = np.random.default_rng(size)
+    x = draw.normal(size=(2, 9, 8, 4)).astype(np.float32)
+    kernel = draw.normal(size=(size, size, 4 // groups, 4)).astype(np.float32)
+
+    def run(form):
+        return form(x, kernel, (1, 2), "SAME", **{**LAYOUT, "feature_group_count": groups})
+
+    np.testing.assert_allclose(run(convolve), run(lax.conv_general_dilated), atol=1e-5)
 
 
 @pytest.mark.parametrize("widths", [(5, 6), (6, 5)])

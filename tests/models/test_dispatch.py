@@ -10,13 +10,26 @@ from flax import nnx
 from helpers import tiny
 from helpers.bench import drawn_model
 from helpers.programs import equations
+from jax.sharding import Mesh, PartitionSpec
 
 from mlmoe_jax import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.layers import dispatch, softmax_attention
 from mlmoe_jax.models.layers.conv.maps import Convolution
 from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES
-from mlmoe_jax.models.layers.dispatch import CHANNELS, TABLE, attend, choose, convolve, max_pool, use_kernels
+from mlmoe_jax.models.layers.dispatch import (
+    CHANNELS,
+    TABLE,
+    attend,
+    choose,
+    convolve,
+    dot_general,
+    max_pool,
+    rectify,
+    sum_of_squares,
+    use_kernels,
+)
+from mlmoe_jax.models.layers.recompute import LayerNorm
 
 LAYOUT = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1), "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
 
@@ -54,6 +67,12 @@ def test_a_convolution_is_computed_by_the_first_row_that_fits(side, channels, si
     kernel = shape(size, size, channels // how.groups, channels, dtype=dtype)
     found = chosen("convolve", shape(2, side, side, channels, dtype=dtype), kernel, how=how)
     assert found == ({"cpu": case} if case else {})
+
+
+@pytest.mark.parametrize("channels", [(CHANNELS - 1, CHANNELS), (CHANNELS, CHANNELS - 1)])
+def test_few_channels_before_or_after_a_convolution_have_no_tiles(channels):
+    kernel = shape(3, 3, *channels)
+    assert chosen("convolve", shape(2, 28, 28, channels[0]), kernel, how=Convolution()) == {"cpu": "dense"}
 
 
 def test_the_other_operations_are_computed_by_their_rows(monkeypatch):
@@ -232,3 +251,42 @@ def test_attention_by_xla_takes_every_mask(mask):
     with use_kernels("xla"):
         theirs = attend(query[:1], key, value, mask)
     np.testing.assert_allclose(attend(query[:1], key, value, mask), theirs, atol=2e-6)
+
+
+# --------------------------------------------------------------------------------------------------------- shard_map
+def drawn(*sizes: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+
+
+def convolved(groups: int = 1):
+    return lambda x, kernel: convolve(x, kernel, (1, 1), "SAME", feature_group_count=groups, **LAYOUT)
+
+
+# operation -> a function of maps, of which each device has some, and of an array that all devices have, and both
+SHARED_BY_DEVICES = {
+    "depthwise": (convolved(groups=4), drawn(2, 9, 7, 4), drawn(3, 3, 1, 4)),
+    "pointwise": (convolved(), drawn(2, 9, 7, 4), drawn(1, 1, 4, 6)),
+    "dense": (convolved(), drawn(2, 9, 7, 4), drawn(3, 3, 4, 6)),
+    "tiles": (convolved(), drawn(2, 12, 12, CHANNELS), drawn(3, 3, CHANNELS, CHANNELS) / CHANNELS),
+    "matmul": (lambda x, w: dot_general(x, w, (((3,), (0,)), ((), ()))), drawn(2, 3, 3, 4), drawn(4, 6)),
+    "pooling": (lambda x, w: max_pool(w * x, (3, 3), (2, 2), ((1, 1), (1, 1))), drawn(2, 9, 7, 4), drawn(4)),
+    "attention": (lambda x, w: attend(w * x, w * x, x), drawn(2, 9, 3, 8), drawn(8)),
+    "rectify": (lambda x, w: rectify(w * x), drawn(2, 9, 7, 4), drawn(4)),
+    "squares": (lambda x, w: sum_of_squares(w * x)[None], drawn(2, 9, 7, 4), drawn(4)),
+    "norm": (lambda x, w: LayerNorm(4, rngs=nnx.Rngs(0))(w * x), drawn(2, 9, 4), drawn(4)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_BY_DEVICES)
+def test_gradients_pass_the_default_checks_of_shard_map(name):
+    operation, x, shared = SHARED_BY_DEVICES[name]
+
+    def gradients(x, shared):
+        return jax.grad(lambda x, shared: jnp.sum(jnp.sin(operation(x, shared))), argnums=(0, 1))(x, shared)
+
+    mesh, by_images = Mesh(jax.devices()[:1], ("data",)), PartitionSpec("data")
+    mapped = jax.shard_map(
+        gradients, mesh=mesh, in_specs=(by_images, PartitionSpec()), out_specs=(by_images, PartitionSpec())
+    )
+    for ours, theirs in zip(jax.jit(mapped)(x, shared), jax.jit(gradients)(x, shared), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -45,6 +45,23 @@ def vectors_of(tower, tokens, valid):
     return tower(tokens, valid)
 
 
+# As published: CLIP's notebook on ImageNet (imagenet_templates of Tip-Adapter), TCL_PROMPTS of TIPS' notebook, and the
+# page of SigLIP 2 in transformers.
+TEMPLATES = {
+    "clip_": "itap of a {}. a bad photo of the {}. a origami {}. a photo of the large {}. a {} in a video game. "
+    "art of the {}. a photo of the small {}.",
+    "siglip2_": "This is a photo of {}.",
+    "tipsv2_": "itap of a {}. a bad photo of a {}. a origami {}. a photo of the large {}. a {} in a video game. "
+    "art of the {}. a photo of the small {}. a photo of many {}. a photo of {}s.",
+}
+
+
+def test_names_are_put_into_the_published_templates():
+    for backbone in TEXT_CATALOG:
+        (published,) = (texts for begin, texts in TEMPLATES.items() if backbone.removeprefix("open").startswith(begin))
+        assert " ".join(text_entry(backbone).templates) == published, backbone
+
+
 # ------------------------------------------------------------------------------------------------- against transformers
 @pytest.mark.parametrize("name", twins.TOWERS)
 def test_vectors_are_those_of_transformers(tmp_path, name):

@@ -134,6 +134,8 @@ def test_a_download_goes_on_after_a_pause_where_it_stopped(site, target, pauses,
         (TAG, OTHER, Answer(), ["bytes=30000-"]),
         (TAG, OTHER, Answer(heeds=("Range",)), ["bytes=30000-", None]),
         (TAG, OTHER[:1000], Answer(416), ["bytes=30000-", None]),
+        # the response begins elsewhere
+        (TAG, CONTENT, Answer(headers={"ETag": TAG, "Content-Range": "bytes 0-51199/51200"}), ["bytes=30000-", None]),
         # the part has no version, or that of another file
         (None, OTHER, Answer(), [None]),
         ("", OTHER, Answer(), [None]),

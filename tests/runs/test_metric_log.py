@@ -4,6 +4,7 @@ import contextlib
 import csv
 import struct
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -222,6 +223,26 @@ def test_rows_are_uploaded_in_time_while_training_goes_on(store, monkeypatch):
     assert steps(folder)[0] == 1
     log.close()
     assert steps(folder) == [1, 2, 3]
+
+
+def test_an_upload_does_not_start_while_one_is_running(monkeypatch):
+    """Rows of a slow store would otherwise wait in memory, once per upload."""
+    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.0)
+    released, contents, written = threading.Event(), iter((b"first", b"second")), []
+
+    def write(name: str, content: bytes) -> None:
+        assert released.wait(10)
+        written.append(content)
+
+    files = Uploads(write)
+    files.add("a.txt", lambda: next(contents))
+    for _ in range(3):
+        files.offer()
+    released.set()
+    files._running.result()
+    assert written == [b"first"]
+    files.close()
+    assert written == [b"first", b"second"]
 
 
 def test_a_failed_upload_is_repeated_with_a_warning(monkeypatch, caplog):

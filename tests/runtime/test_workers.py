@@ -73,6 +73,13 @@ def test_an_error_of_the_function_tells_where_it_was_raised(workers):
     assert 'raise UserError(f"no {more}")' in error.__notes__[0]
 
 
+def test_a_process_leaves_ctrl_c_to_its_parent(workers):
+    process = result(workers)
+    os.kill(process, signal.SIGINT)
+    assert result(workers) == process
+    assert workers.replaced == 0
+
+
 def test_killed_calls_end_and_others_do_not_begin(workers):
     running, waiting = workers.submit("sleep"), workers.submit()
     until(running.running)

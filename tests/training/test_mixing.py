@@ -126,9 +126,33 @@ def test_splicemix_appends_mosaics_of_four_images(side):
         np.testing.assert_array_equal(mixed[name][:9], batch[name])
 
 
+def max_head() -> LinearHead:
+    return LinearHead(5, 3, pool="max", rngs=nnx.Rngs(0))
+
+
+def test_the_consistency_of_a_batch_is_the_mean_over_the_mosaics_whose_images_were_read():
+    head, draw = max_head(), np.random.default_rng(0)
+    maps, cells = jnp.asarray(draw.normal(size=(10, 16, 5)), jnp.float32), jnp.asarray([[3, 1, 0, 2], [4, 5, 6, 7]])
+    features, model = (
+        Features(None, None, maps, (4, 4)),
+        SimpleNamespace(classify=lambda features, **options: head(features)),
+    )
+
+    def mean_over(*unreadable: int) -> float:
+        mask = 1 - np.isin(np.arange(10), unreadable).astype(np.float32)
+        penalty = cell_consistency(model, features, head(features), {CELLS: cells, "mask": mask})
+        return float(jnp.sum(penalty * mask) / mask.sum())  # as the objective reduces it
+
+    both, first, second = mean_over(), mean_over(4, 9), mean_over(3, 8)
+    assert first != pytest.approx(second)
+    assert both == pytest.approx((first + second) / 2)
+    assert mean_over(4, 5, 9) == pytest.approx(first), "further images of the other mosaic do not matter"
+    assert mean_over(3, 4, 8, 9) == 0
+
+
 def test_the_cells_of_a_mosaic_agree_with_its_images():
     """The value, and the gradient by the map, in which the targets are constants, against numpy in float64."""
-    head, draw = LinearHead(5, 3, pool="max", rngs=nnx.Rngs(0)), np.random.default_rng(0)
+    head, draw = max_head(), np.random.default_rng(0)
     kernel, bias = (np.asarray(x[...], np.float64) for x in (head.classifier.kernel, head.classifier.bias))
     maps, cells = draw.normal(size=(6, 16, 5)), np.array([[3, 1, 0, 2]])
     batch = {CELLS: jnp.asarray(cells), "mask": jnp.ones(6)}

@@ -9,7 +9,7 @@ import pytest
 from helpers.bench import drawn_batch
 from helpers.scored_run import drawn_split, write_run
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.outputs import Prediction
@@ -71,6 +71,20 @@ def test_each_kind_of_loss_uses_its_settings(changes, per_element):
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
 
 
+def test_pat_sums_the_loss_of_the_image_and_of_its_quarters():
+    """ASL, eq. 4–7, with PAT's settings, and no third term for the mean of both logits."""
+    config, batch, drawn = load_config("pat_resnet101", []), drawn_batch(B, 4, K), make_prediction()
+    terms = {"cls": drawn.terms["co"], "quarters": drawn.terms["dc"]}
+    found, _ = evaluated(config.loss, Prediction(drawn.logits, terms), batch)
+
+    def asymmetric(logits):
+        p, y = 1 / (1 + np.exp(-np.asarray(logits, np.float64))), np.asarray(batch["label"], np.float64)
+        shifted = np.maximum(p - 0.05, 0)
+        return -np.sum(y * np.log(p) + (1 - y) * shifted**4 * np.log(1 - shifted))
+
+    np.testing.assert_allclose(found, sum(map(asymmetric, terms.values())), rtol=1e-5)
+
+
 def test_reduction_and_scale():
     batch, prediction = drawn_batch(B, 4, K), make_prediction()
     mean = value_and_gradient(loss_settings(scale=1.0), prediction, batch)[0]
@@ -128,6 +142,9 @@ def test_the_prior_of_a_label_is_its_mean_score_or_its_row_of_a_file(tmp_path):
     assert read_prior(config, "abc") is None
     config.loss.prior = str(write_run(tmp_path / "first", split))
     np.testing.assert_allclose(read_prior(config, "cab"), split.scores.mean(axis=0)[[2, 0, 1]], rtol=1e-6)
+    split.scores[1] = np.nan
+    config.loss.prior = str(write_run(tmp_path / "an image could not be read", split))
+    np.testing.assert_allclose(read_prior(config, "abc"), np.nanmean(split.scores, axis=0), rtol=1e-6)
     file = tmp_path / "prior.csv"
     file.write_text('Classes,avg_pred\nb,0.25\n"a",0.5\n1542867\n')  # the file of the authors ends in such a line
     config.loss.prior = str(file)

@@ -50,6 +50,7 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
         return
     train, test, images = _BENCHMARKS[name]
     config.data.train_split, config.data.val_split, config.data.test_splits = train, "", (test,)
+    config.data.exif = "ignore"  # as the published codes open images
     config.eval.select_on = "test"
     config.eval.batch_size = 64
     config.ema.decay = ema_decay(images)

@@ -143,7 +143,6 @@ def set_q2l_training(config: ConfigDict, tune: str) -> None:
     """
     tune_backbone(config, tune, frozen=((r"^backbone/(stem|stages/0)/", False),))
     config.data.keep_empty = config.data.name != "vg256"
-    config.data.exif = "ignore"
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.optim.learning_rate = 1e-4
     config.train.epochs, config.train.batch_size, config.train.patience = 80, 64, 8
@@ -158,7 +157,6 @@ def set_gcn_training(config: ConfigDict, tune: str, *, rate: float, epochs: int)
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")
-    config.data.exif = "ignore"
     config.optim.name, config.optim.b1 = "sgd", 0.9
     config.optim.learning_rate, config.optim.weight_decay, config.optim.clip_norm = rate, 1e-4, 10.0
     config.optim.rate_rules = ((r"^backbone/", 0.1),)

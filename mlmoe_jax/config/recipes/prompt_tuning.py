@@ -69,7 +69,7 @@ def prompt_tuning_config(
 def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
     """Set training and evaluation for a data set other than `digits`, by the options `preset` and `dataset`."""
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
-    config.data.truncated, config.data.exif = "read", "ignore"  # as the authors' code opens images
+    config.data.truncated = "read"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
     config.train.patience = 6
     if options.preset == "paper":

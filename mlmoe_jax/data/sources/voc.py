@@ -4,9 +4,10 @@
     VOCdevkit/VOC2012/JPEGImages/2008_000002.jpg
 
 A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). ML-VPT treats 0 as absent and drops an image
-without a 1. ML-GCN and ADD-GCN treat 0 as present in training, leave it out of the AP, and keep every image.
-`data.difficult_train` and `data.difficult_eval` set the treatment. Where difficult objects count as absent, an image
-with only difficult objects is dropped. The published lists of 2007 and 2012 have no such image.
+without a 1, as does PAT. ML-GCN and ADD-GCN treat 0 as present in training, CSRA and SpliceMix as absent; all four
+leave it out of the AP, and keep every image. `data.difficult_train` and `data.difficult_eval` set the treatment. Where
+difficult objects count as absent, an image with only difficult objects is dropped. The published lists of 2007 and 2012
+have no such image.
 """
 
 import functools

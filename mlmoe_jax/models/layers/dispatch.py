@@ -20,6 +20,7 @@ from mlmoe_jax.models.layers import recompute, softmax_attention, sums
 from mlmoe_jax.models.layers.conv import depthwise, matmul_gradient, pointwise, pooling
 from mlmoe_jax.models.layers.conv.maps import NO_PADS, Convolution, Pads
 from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES, convolve_tiles
+from mlmoe_jax.models.layers.manual_axes import vary_alike
 from mlmoe_jax.models.layers.softmax_attention import Mask
 
 # `with use_kernels(config.model.kernels):` decides for what is traced inside; it is a part of the keys of jit's caches.
@@ -116,6 +117,7 @@ def choose(operation: str, *arrays: jax.Array, **settings) -> dict[str, Kernel]:
 
 def _compute(operation: str, general: Callable, *arrays: jax.Array, **settings) -> jax.Array:
     rows = choose(operation, *arrays, **settings)
+    arrays = vary_alike(*arrays)
     # Platforms with one row share one function, so that it is traced once.
     runs = {row: partial(row.run, **settings) for row in rows.values()}
     forms = {"default": partial(general, **settings)} | {platform: runs[row] for platform, row in rows.items()}

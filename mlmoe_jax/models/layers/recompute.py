@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.layers.manual_axes import vary_alike
+
 MIN_RECOMPUTED = 2**16  # values per image
 
 
@@ -81,7 +83,7 @@ class LayerNorm(nnx.LayerNorm):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the normalized tokens f32[…,D] for `x` […,D]."""
-        return _normalize(x, self.scale[...], self.bias[...], self.epsilon)
+        return _normalize(*vary_alike(x, self.scale[...], self.bias[...]), self.epsilon)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

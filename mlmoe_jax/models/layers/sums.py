@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mlmoe_jax.models.layers.manual_axes import vary_alike
+
 
 def square_sum(x: jax.Array) -> jax.Array:
     """Return the sum of the squares of all values, []."""
@@ -19,4 +21,5 @@ def square_sum_by_parts(x: jax.Array) -> jax.Array:
     def add_part(row: jax.Array, total: jax.Array) -> jax.Array:
         return total + square_sum(lax.dynamic_index_in_dim(x, row, keepdims=False))
 
-    return lax.fori_loop(0, x.shape[0], add_part, jnp.zeros((), x.dtype))
+    start, _ = vary_alike(jnp.zeros((), x.dtype), x)
+    return lax.fori_loop(0, x.shape[0], add_part, start)

@@ -127,6 +127,8 @@ def test_numbers_of_other_programs_are_variants():
         (["cat;dog", "cat", "dog"], ",", "separated by ';' instead of ','"),
         (["cat/dog", "cat", "dog"], None, ""),  # one column per class
         (["cat|dog", "cat"], "", "separated by '|': 'cat|dog'"),
+        (["cat, dog", "cat"], ";", "separated by ',' instead of ';': 'cat, dog'"),
+        (["cat/dog", "cat"], ";", ""),  # a slash needs two labels, as it also joins levels
         (["cat dog", "cat", "dog"], ";", "1 label made of several names separated by ' ' instead of ';': 'cat dog' "),
         (["street light", "street", "light", *(f"cat{k}" for k in range(9))], ";", ""),
         (["either/or", "inside, small room", "inside, hall"], ";", ""),

@@ -189,6 +189,12 @@ def test_the_importance_of_a_prompt_is_that_of_its_segments(searched):
     np.testing.assert_allclose(tied, measured["tokens"] * values["prompts/token_mask"], rtol=1e-3, atol=1e-6)
 
 
+def test_positives_that_the_training_does_not_know_are_hidden(searched):
+    before = measure_importance(searched)["segments"]
+    searched.config.data.known_positives, searched.config.loss.unknown = "one", "negative"
+    assert not np.allclose(measure_importance(searched)["segments"], before, rtol=1e-2)
+
+
 def test_a_split_smaller_than_a_batch_has_an_importance(searched, monkeypatch):
     """It trains, so the refusal would come only after the search."""
     whole = open_split(searched.config.data, "train", seed=0)

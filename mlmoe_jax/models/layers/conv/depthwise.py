@@ -19,6 +19,7 @@ from mlmoe_jax.models.layers.conv.maps import (
     pad_maps,
     shift_maps,
 )
+from mlmoe_jax.models.layers.manual_axes import vary_alike
 
 TILE_POSITIONS = 32  # the most positions of a map whose products are summed in one expression
 
@@ -103,7 +104,7 @@ def _kernel_gradient(x: jax.Array, kernel: jax.Array, how: Convolution, cotangen
         return total + _sum_of_products(image, _crop(slopes, (top, left), tile), window, strides)
 
     # One sum per image, which the threads share.
-    total = jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32)
+    total, _ = vary_alike(jnp.zeros((x.shape[0], *window, x.shape[-1]), jnp.float32), x)
     total = lax.fori_loop(0, counts[0] * counts[1], add_tile, total)
     return total.sum(0)[:, :, None].astype(kernel.dtype)
 

@@ -12,7 +12,7 @@ from mlmoe_jax.models.layers.conv.maps import Pads, measure_result, pad_maps, sh
 def pool_by_position(x: jax.Array, window_shape: tuple[int, int], strides: tuple[int, int], padding: Pads) -> jax.Array:
     """Return `nnx.max_pool` of `x` [B,H,W,C]. Its gradient goes to the first of equal values, as XLA's."""
     size = measure_result(x, window_shape, strides, padding)
-    image = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    image = jax.typeof(x)
 
     def shifts(x: jax.Array, fill: float) -> list[jax.Array]:
         return [*shift_maps(pad_maps(x, fill, padding), window_shape, strides, size)]

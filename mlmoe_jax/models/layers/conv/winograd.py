@@ -69,7 +69,10 @@ LARGE_TILES = _interpolate(0.0, 2 / 3, -2 / 3, 3 / 2, -3 / 2)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve_tiles(x: jax.Array, kernel: jax.Array, how: Convolution, transforms: Transforms) -> jax.Array:
-    """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1 and pads of at most 2."""
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [3,3,C,D], with strides of 1 and pads of at most 2.
+
+    An infinite value makes all results of the tiles that read it NaN.
+    """
     weights = _transform_kernel(kernel, transforms.kernel, how.precision, before=x)
     return _convolve(x, weights, transforms, how.pads, how.precision, channels=1)
 
