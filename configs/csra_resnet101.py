@@ -9,7 +9,7 @@ to 100 % and flips, pixels in 0 … 1. λ is 0.1 for VOC, otherwise 0.5. The aut
 command 6.
 """
 
-from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import OWN, evaluate_like
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, shrink_for_digits, train_batch_norm
 from mlmoe_jax.runtime.keys import IntegerKey
 
@@ -36,6 +36,8 @@ def get_config(arg=""):
     optim.name, optim.b1, optim.weight_decay, optim.learning_rate = "sgd", 0.9, 1e-4, 0.1
     optim.rate_rules = ((r"^backbone/", 0.1),)
     optim.schedule, optim.warmup_steps = "multi_step", 626 if is_voc else 10_260
+    if options.dataset == OWN:
+        optim.warmup_steps = 2 / epochs
     optim.milestones = tuple(epoch / epochs for epoch in range(4 if is_voc else 5, epochs, 4 if is_voc else 5))
     config.train.epochs, config.train.batch_size = epochs, 16
     config.augment.geometry, config.augment.crop_scale, config.augment.flip = "random_resized_crop", (0.7, 1.0), True

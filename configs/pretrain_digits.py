@@ -27,7 +27,7 @@ def get_config(arg=""):
     config.optim.weight_decay = 0.05
     config.optim.clip_norm = 1.0
     config.optim.decay_rules = ((r"(bias|scale|cls_token|pos_embed)$", 0.0), (r"^head/", 0.0))
-    config.ema.decay = 0.999
+    config.ema.decay, config.ema.warmup = 0.999, False
 
     config.train.epochs = options.epochs
     config.train.batch_size = 32

@@ -10,6 +10,7 @@ VOC only. `models.mosaics` has what differs in the mosaics.
 """
 
 from mlmoe_jax.config import option
+from mlmoe_jax.config.recipes.benchmarks import OWN
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, set_gcn_training, shrink_for_digits
 
 
@@ -30,5 +31,6 @@ def get_config(arg=""):
     config.optim.milestones = (39 / 80, 59 / 80)
     config.augment.margin = 64
     if not is_voc:
-        config.train.batch_size, config.optim.warmup_steps, config.optim.clip_norm = 32, 3 * 2_565, 0.0
+        config.train.batch_size, config.optim.clip_norm = 32, 0.0
+        config.optim.warmup_steps = 3 / 80 if options.dataset == OWN else 3 * 2_565
     return config

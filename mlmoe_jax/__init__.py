@@ -145,7 +145,8 @@ def evaluate(
       overrides: dotted key -> value, as in `load_config`, such as {"data.test_splits": ["val"]}. Only keys that do not
         change the trained model are allowed.
       checkpoint: the values to evaluate. "best": the values that training selected. "latest": the values of the newest
-        checkpoint. A step as a string: the values that were selected when the checkpoint of this step was saved.
+        checkpoint, moving averages if the run has them. "raw": its values without averaging. A step as a string: the
+        values that were selected when the checkpoint of this step was saved.
 
     Returns:
       A nested dict: split -> metric -> value. Values are fractions, not percentages.

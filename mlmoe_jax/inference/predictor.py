@@ -107,7 +107,7 @@ class Predictor:
           overrides: changed keys under `data`, `eval`, `calibration` and `mesh`. `eval.threshold` replaces all
             thresholds of the run. `data.exif` is "apply" unless it is set here, whatever the run used: training may
             ignore the EXIF orientation of benchmark images, but camera photographs must be upright.
-          checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
+          checkpoint: "best", "latest", "raw" or a step, as `which` in `restore.open_run`.
         """
         folder, pairs = run_folder(workdir), override_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):

@@ -57,7 +57,7 @@ from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, remove_paddin
 
 _logger = logging.getLogger(__name__)
 
-BEST, LATEST = "best", "latest"  # checkpoints by name
+BEST, LATEST, RAW = "best", "latest", "raw"  # checkpoints by name
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,16 @@ def open_run(
     Args:
       overrides: pairs (dotted key, text) that replace keys of the run's config. Only keys that do not change the
         trained model are allowed.
-      which: "best": the values that training selected. "latest": the values of the newest checkpoint. A step, such as
-        "200": the values that were selected when the checkpoint of this step was saved.
+      which: "best": the values that training selected. "latest": the values of the newest checkpoint, moving averages
+        if the run has them. "raw": its values without averaging. A step, such as "200": the values that were selected
+        when the checkpoint of this step was saved.
       own: as in `read_run`.
 
     Raises:
       UserError: the folder is not a run folder, it has no such checkpoint, or the frozen weights have changed.
     """
-    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
-        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
+    if which not in (BEST, LATEST, RAW) and not re.fullmatch("[0-9]{1,18}", which):
+        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST}, {RAW} or the step of a checkpoint")
     status(f"restoring {folder}")
     config, label_space = read_run(folder, overrides, own=own)
     preprocess = read_preprocess(folder, preprocess_for(config).image_size)
@@ -310,10 +311,11 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, parts.learned, mesh)
-    latest, averaged = which == LATEST, bool(read_config(folder).ema.decay)
+    latest = which in (LATEST, RAW)
+    averaged = which == LATEST and bool(read_config(folder).ema.decay)
     fields = {"ema": parts.learned} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
     items = abstract_shards({"state": fields} if latest else {"selected": parts.learned}, mesh)
-    step = int(which) if which not in (BEST, LATEST) else None
+    step = None if latest or which == BEST else int(which)
     with checkpoint.open_manager(folder, writing=False) as manager:
         restored = checkpoint.restore(manager, **items, step=step)
     if restored is None:

@@ -23,7 +23,7 @@ from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import Objective, training_labels
-from mlmoe_jax.training.optim import make_optimizer, make_schedules
+from mlmoe_jax.training.optim import ema_schedule, make_optimizer, make_schedules
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
 # More steps than any warm-up has; shapes and costs of the compiled steps do not depend on the number.
@@ -102,7 +102,7 @@ def build_steps(
         objective,
         optimizer,
         preprocess,
-        ema_decay=config.ema.decay,
+        ema_decay=ema_schedule(config.ema),
         seed=config.seed,
         mesh=mesh,
         label_axes=label_axes,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import ArrayLike
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.adapters.prompts import clip_to_bounds
@@ -21,7 +22,7 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
 from mlmoe_jax.training.mixing import Mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
-from mlmoe_jax.training.optim import ema_update, global_norm, updates_made
+from mlmoe_jax.training.optim import Schedule, ema_update, global_norm, updates_made
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +46,7 @@ class TrainState:
         return split_loss_values({**self.trainable, **self.stats})[0]
 
     def updated(
-        self, gradient: Params, stats: Params, optimizer: optax.GradientTransformation, ema_decay: float
+        self, gradient: Params, stats: Params, optimizer: optax.GradientTransformation, ema_decay: ArrayLike
     ) -> TrainState:
         """Return the state after an optimizer update, with `stats` as the forward pass left them."""
         updates, opt = optimizer.update(gradient, self.opt, self.trainable)
@@ -123,7 +124,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     preprocess: Preprocess,
     *,
-    ema_decay: float,
+    ema_decay: Schedule,
     seed: int,
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
@@ -134,6 +135,7 @@ def make_train_step(
     """Return the training step. Random numbers depend only on `seed` and the step, so a resumed run repeats them.
 
     Args:
+      ema_decay: maps the number of steps taken to the decay of the moving averages.
       label_axes: as in `sharding.shard_tree` for the state.
       accumulate: the number of parts into which a batch is split for gradient accumulation. Only the activations of one
         part are in memory at a time, see `_accumulated`.
@@ -153,7 +155,7 @@ def make_train_step(
             batch = mixing(batch, jax.random.split(key)[0])  # the model uses the second half
         gradient, metrics, stats = differentiate(moving, frozen, batch, batch, key)
 
-        after = moving.updated(gradient, stats, optimizer, ema_decay)
+        after = moving.updated(gradient, stats, optimizer, ema_decay(moving.step))
         metrics = {**metrics, "gradient_norm": global_norm(gradient)}
         if skips:
             after = _unless_finite(metrics, moving, after)

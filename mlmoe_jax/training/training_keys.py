@@ -37,8 +37,12 @@ OPTIM_KEYS = section(
             "multi_step": "divided by 10 at each milestone",
         },
     ),
-    warmup_steps=IntegerKey(
-        0, "Length of a linear rise from 0.", least=0, unit="steps", only_if={"schedule": others("one_cycle")}
+    warmup_steps=NumberKey(
+        0.0,
+        "Length of a linear rise from 0; below 1, a fraction of all steps.",
+        least=0,
+        unit="steps",
+        only_if={"schedule": others("one_cycle")},
     ),
     milestones=FractionsKey(
         (0.6, 0.8), "Fractions of the training at which the rate falls.", only_if={"schedule": ("multi_step",)}
@@ -61,6 +65,9 @@ EMA_KEYS = section(
     stages=("train",),
     only_if=BY_STEPS,
     decay=NumberKey(0.9997, "Decay per step; 0 keeps no average.", least=0, most=1),
+    warmup=FlagKey(
+        True, "Let the decay grow as (1 + step)/(10 + step), so that the initial values do not count; papers have none."
+    ),
 )
 
 TRAIN_KEYS = section(

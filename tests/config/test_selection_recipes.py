@@ -5,6 +5,7 @@ from helpers.documents import CONFIGS
 from helpers.name_vectors import drawn_vectors
 
 from mlmoe_jax.config import flatten, load_config, validate
+from mlmoe_jax.training.optim import make_schedules
 from mlmoe_jax.training.selection import require_metric, selection_split
 
 # config -> the evaluator and the metric of its paper
@@ -56,6 +57,29 @@ def test_benchmarks_select_as_published_and_print_the_row_of_the_paper(name):
         assert selection_split(config) == config.data.test_splits[0]
         assert config.data.exif == "ignore", "no published code rotates images"
         assert not config.thresholds.at_end
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_recipe_takes_a_table_of_ones_own(name):
+    """With the options of own_csv alone. A rise of two epochs of COCO would be longer than the training."""
+    config = load_config(f"{name}:dataset=own,root=photos", [])
+    validate(config)
+    require_metric(config)
+    assert (config.data.name, config.data.root, config.data.table) == ("csv", "photos", "labels.csv")
+    assert (selection_split(config), config.data.val_fraction, config.data.test_splits) == ("val", 0.1, ())
+    assert config.data.bad_images == "skip"
+    make_schedules(config.optim, 5 * config.train.epochs)
+
+
+def test_what_a_data_set_of_a_recipe_does_not_read_is_refused(refusal):
+    for name in ("csv", "folders", "tfds:coco/2014"):
+        told = refusal(load_config, f"csra_resnet101:dataset={name}", [])
+        assert told.endswith(f"; dataset=own with --config.data.name={name} reads it")
+    assert "did you mean 'own'?" in refusal(load_config, "vpt:dataset=owm", [])
+    assert refusal(load_config, "vpt:dataset=voc2007,table=a.csv", []) == (
+        "table is for dataset=own and has no effect on dataset=voc2007; leave it out"
+    )
+    assert "label_column is for dataset=own" in refusal(load_config, "vpt:dataset=digits,label_column=", [])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -122,7 +122,7 @@ class Normalized(nnx.Module):
 
 def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
     config = default_config()
-    config.ema.decay, config.trainable = 0.75, ((r"", True),)
+    config.ema.decay, config.ema.warmup, config.trainable = 0.75, False, ((r"", True),)
     bench, batch = Bench(config, Normalized(), 2, side=4), drawn_batch(8, 4, 2)
     before, (after, _) = bench.start(), bench.run(batch)
     seen = (batch["image"] / 255 - 0.5) / 0.25

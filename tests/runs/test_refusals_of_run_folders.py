@@ -266,7 +266,7 @@ READING = [
     *(
         of_model(
             f"the checkpoint {which!r}",
-            f"--checkpoint={which} is not best, latest or the step of a checkpoint",
+            f"--checkpoint={which} is not best, latest, raw or the step of a checkpoint",
             which=which,
         )
         for which in ("last", "-1", "1.5", "", "٣")

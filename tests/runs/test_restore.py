@@ -99,6 +99,16 @@ def test_metadata_files_of_a_run_folder(config, folder):
     assert open_run(folder, which="30").step == 20
 
 
+def test_raw_weights_are_those_of_a_training_without_averages(run):
+    averaged, plain = run("probe").folder, run("probe", ema__decay=0.0).folder
+    raw, latest = open_run(averaged, which="raw"), open_run(averaged, which="latest")
+    assert (raw.notes["kind"], latest.notes["kind"]) == ("raw", "ema")
+    assert raw.values.keys() == latest.values.keys()
+    for path, value in open_run(plain, which="raw").values.items():
+        np.testing.assert_array_equal(raw.values[path], value, err_msg=path)
+        assert (np.asarray(latest.values[path]) != value).any()
+
+
 def test_assemble_loads_the_backbone_and_draws_all_other_values_from_the_seed(config, tmp_path):
     published = load_file(tmp_path / "cache" / "tiny.safetensors")
     parts = assemble(config, SPACE)

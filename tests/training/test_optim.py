@@ -101,6 +101,12 @@ def test_constant_and_cosine_with_warmup():
     assert optim.make_schedules(config(schedule="cosine"), 10)[0](0) == pytest.approx(PEAK)
 
 
+def test_a_warmup_below_1_is_a_fraction_of_all_steps():
+    """As two of thirty epochs, whatever their number of steps."""
+    rate, _ = optim.make_schedules(config(schedule="constant", warmup_steps=2 / 30), 60)
+    np.testing.assert_allclose(at([0, 1, 3, 4, 59], rate), PEAK * np.array([0, 0.25, 0.75, 1, 1]), rtol=1e-6)
+
+
 def test_multi_step_falls_after_its_shares_of_the_training():
     """As torch's MultiStepLR with milestones 30 and 40 of 50 epochs, with 2 steps per epoch."""
     settings = config(schedule="multi_step", milestones=(0.6, 0.8))
@@ -111,6 +117,32 @@ def test_multi_step_falls_after_its_shares_of_the_training():
     settings.warmup_steps = 10
     rate, _ = optim.make_schedules(settings, 100)
     np.testing.assert_allclose(at([5, 59, 60], rate), PEAK * np.array([0.5, 1, 0.1]))
+
+
+# --- moving averages
+def average(values, **settings):
+    """Return the average after each value, as training steps compute it; it starts at 100."""
+    decay, averaged = optim.ema_schedule(SimpleNamespace(**settings)), {"w": jnp.float32(100)}
+    averages = []
+    for step, value in enumerate(values):
+        averaged = optim.ema_update(averaged, {"w": jnp.float32(value)}, decay(jnp.int32(step)))
+        averages.append(float(averaged["w"]))
+    return averages
+
+
+def test_an_average_with_a_constant_decay_is_that_of_the_papers():
+    expected = 100 * 0.9 ** np.arange(1, 5)
+    np.testing.assert_allclose(average([0, 0, 0, 0], decay=0.9, warmup=False), expected, rtol=1e-6)
+
+
+def test_an_average_that_warms_up_forgets_its_start():
+    """By the formula of TensorFlow: after 100 steps, a constant decay of 0.995 still has 61 % of the start."""
+    grown = average(np.zeros(100), decay=0.995, warmup=True)
+    np.testing.assert_allclose(grown[:3], [10, 10 * 2 / 11, 10 * 2 / 11 * 3 / 12], rtol=1e-5)
+    assert grown[-1] < 1e-9
+    assert average(np.zeros(100), decay=0.995, warmup=False)[-1] > 60
+    ramp = average(np.arange(4000.0), decay=0.9, warmup=True)
+    assert ramp[-1] == pytest.approx(3999 - 9, abs=0.1), "from step 80 on the decay is 0.9: an average of ten steps"
 
 
 # --- optimizers

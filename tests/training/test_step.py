@@ -49,7 +49,8 @@ def toy_bench(*, seed: int = 0, noise: float = 0.0, accumulate: int = 1, mix: st
     """Return a bench with a toy model; its config has the default loss and a constant learning rate."""
     config = default_config()
     config.optim.schedule, config.optim.learning_rate = "constant", 0.05
-    config.seed, config.ema.decay, config.train.accumulate, config.augment.mix = seed, 0.9, accumulate, mix
+    config.seed, config.train.accumulate, config.augment.mix = seed, accumulate, mix
+    config.ema.decay, config.ema.warmup = 0.9, False
     return Bench(config, Toy(noise, rngs=nnx.Rngs(0)), K, preprocess=PREPROCESS)
 
 

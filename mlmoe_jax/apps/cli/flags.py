@@ -101,8 +101,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "private": SWITCH | {"help": "show the model to its owner only"},
     "license": {"help": "the license of the trained values for the model card, such as apache-2.0", "default": ""},
     "checkpoint": {
-        "help": "best (the selected weights; default), latest (the weights at the end of the newest checkpoint), or "
-        "the step of a checkpoint",
+        "help": "best (the selected weights; default), latest (the weights at the end of the newest checkpoint, "
+        "averaged), raw (these, not averaged), or the step of a checkpoint",
         "default": "best",
     },
     "top-k": COUNT | {"help": "the number of labels per image, instead of thresholds"},

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
+from mlmoe_jax.data.sources import catalog
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, TextKey
 
@@ -20,7 +21,12 @@ _BENCHMARKS = {
     "nuswide": ("train", "test", 125_449),
     "vg256": ("train", "test", 5_994),
 }
-DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
+OWN = "own"
+DATA_SETS = ("digits", "synthetic", *_BENCHMARKS, OWN)
+TABLE_OPTIONS = {
+    "table": TextKey("labels.csv", "CSV or .jsonl file in root."),
+    "label_column": TextKey("labels", "Column of the labels; empty for a table with one column per class."),
+}
 
 
 def ema_decay(images: int) -> float:
@@ -33,15 +39,47 @@ def ema_decay(images: int) -> float:
     return round(0.82 ** (1 / (2 * max(1, round(images / 128)))), 7)
 
 
-def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
-    """Set the data set (a name in DATA_SETS), its splits and the image size in pixels, in place.
+class _DataSetKey(ChoiceKey):
+    """A key whose value is a name in DATA_SETS."""
 
-    `root` is the folder of the data set. On a benchmark, weights are selected on the test split, as in its paper.
-    Raises UserError if `root` is given (not "") for a data set without files, such as `digits`.
+    def hint(self, value: Any) -> str:
+        if value in catalog.DATA_SETS:
+            return f"; dataset={OWN} with --config.data.name={value} reads it"
+        return super().hint(value)
+
+
+def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
+    """Set a folder of images and a table of their labels, in place. No image is held out.
+
+    `options` has a value for `root` and for each of TABLE_OPTIONS. `data.name` follows the suffix of `data.table`.
     """
+    data = config.data
+    data.root, data.table, data.label_column = options.root, options.table, options.label_column
+    follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
+    data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
+    data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
+
+
+def use_dataset(config: ConfigDict, options: ConfigDict, resolution: int) -> None:
+    """Set the data set `options.dataset` (a name in DATA_SETS), its splits and the image size in pixels, in place.
+
+    `options` also has the folder `root` and TABLE_OPTIONS. On a benchmark, weights are selected on the test split, as
+    in its paper. The decay of moving averages grows on images of one's own only, for which no paper prescribes it.
+    Raises UserError if an option is given that the data set does not read.
+    """
+    name, root = options.dataset, options.root
+    config.data.image_size, config.ema.warmup = resolution, name == OWN
+    if name == OWN:
+        use_own_images(config, options)
+        config.data.val_fraction = 0.1
+        config.model.prompts.num_groups = 2  # at most the number of labels
+        return
     if root and name not in _BENCHMARKS:
         raise UserError(f"dataset={name} has no files, so root={root} has no effect; leave one of them out")
-    config.data.name, config.data.root, config.data.image_size = name, root, resolution
+    for option, key in TABLE_OPTIONS.items():
+        if options[option] != key.default:
+            raise UserError(f"{option} is for dataset={OWN} and has no effect on dataset={name}; leave it out")
+    config.data.name, config.data.root = name, root
     if name == "digits":
         config.data.test_splits = ("test", "test_shift")
         config.report.samples = 16
@@ -70,8 +108,8 @@ def method_config(
     """Return a config with a data set, a backbone and a metric to select weights, and the options parsed from `arg`.
 
     Args:
-      arg: text with the options `dataset`, `root`, `resolution`, `backbone`, `preset`, `selection` (the splits and the
-        metric that select weights), and the options in `further`.
+      arg: text with the options `dataset`, `root`, those in TABLE_OPTIONS, `resolution`, `backbone`, `preset`,
+        `selection` (the splits and the metric that select weights), and the options in `further`.
       dataset: default data set.
       backbone: default backbone; on `digits` it is vit_digits.
       resolution: default side of the images in pixels; on `digits` it is 64.
@@ -84,10 +122,13 @@ def method_config(
     """
     options = parse_arg(
         arg,
-        dataset=ChoiceKey(
-            dataset, "Data set; digits and synthetic have no files (docs/datasets.md).", choices=DATA_SETS
+        dataset=_DataSetKey(
+            dataset,
+            "Data set; digits and synthetic have no files, own is a table of your images (docs/datasets.md).",
+            choices=DATA_SETS,
         ),
         root=TextKey("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME."),
+        **TABLE_OPTIONS,
         resolution=IntegerKey(0, f"Side of the images; 0 is {resolution}, on digits 64.", unit="pixels", least=0),
         backbone=_backbone_option(backbone, backbones),
         **selection_options(presets),
@@ -96,7 +137,7 @@ def method_config(
     digits = options.dataset == "digits"
     options.backbone = options.backbone or ("vit_digits" if digits else backbone)
     config = default_config()
-    use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
+    use_dataset(config, options, options.resolution or (64 if digits else resolution))
     apply_selection(config, options, next(iter(presets)))
     config.model.backbone.name = options.backbone
     return config, options
