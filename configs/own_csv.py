@@ -22,7 +22,7 @@ images keep the scores of their names.
 
 On a CNN, a linear classifier is fitted to the features of all images, to convergence. Nothing is held out, and the
 metrics are of cross-validation. With fit=steps it is trained by steps instead, as a ViT always is, with a tenth of the
-images held out. A run keeps its backbone.
+images held out. With tune=yes, all weights of the backbone are trained, too. A run keeps its backbone.
 """
 
 import os
@@ -30,8 +30,10 @@ import os
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config.recipes.benchmarks import TABLE_OPTIONS, use_own_images
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.name_vectors import read_name_vectors
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.locate import is_local
@@ -40,14 +42,14 @@ from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
 INSTALLED = "efficientnet_lite0"  # part of the package
+BACKBONE_RATES = {"cnn": 0.1, "vit": 3e-3}  # of a trained backbone, as factors of the rate of the classifier
 
 
 def get_config(arg="", run=None):
     options = parse_arg(
         arg,
         root=PathKey("", "Folder of the images and the table."),
-        table=TextKey("labels.csv", "CSV or .jsonl file in root."),
-        label_column=TextKey("labels", "Column of the labels; empty for a table with one column per class."),
+        **TABLE_OPTIONS,
         backbone=TextKey(
             "",
             "Backbone, a value of model.backbone.name; if empty, DINOv2 if its weights are on this machine, else "
@@ -65,26 +67,30 @@ def get_config(arg="", run=None):
             "How a linear classifier is trained.",
             choices={"logistic": "to convergence", "steps": "by steps, as a ViT always is"},
         ),
+        tune=ChoiceKey(
+            "no",
+            "Whether the backbone is trained, too.",
+            choices={"no": "it is frozen", "yes": "by steps, with a linear classifier"},
+        ),
         epochs=IntegerKey(0, "Passes over the training images in training by steps; 0 is 20.", least=0),
     )
+    if options.tune == "yes" and options.names:
+        raise UserError("tune=yes changes the features that names are compared with; leave one of them out")
     config = default_config()
 
     # ---- the data set
-    config.data.name = "jsonl" if options.table.endswith(".jsonl") else "csv"
-    config.data.root = options.root
-    config.data.table = options.table  # "{split}.csv" if each split has a table of its own
-    config.data.label_column = options.label_column
-    config.data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
-    config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
+    use_own_images(config, options)
     config.data.image_size = options.resolution or 224
 
-    # ---- the method, on a frozen backbone
+    # ---- the method
     config.model.backbone.name = options.backbone
     if options.names:
         use_names(config, options.names, options.resolution)
     elif not options.backbone:
         config.model.backbone.name = run.model.backbone.name if run else best_backbone()
-    if backbone_shape(config).takes_adapters and not options.names:
+    if options.tune == "yes":
+        use_tuned_backbone(config)
+    elif backbone_shape(config).takes_adapters and not options.names:
         use_prompts(config)
     else:
         use_cached_features(config, "cosine" if options.names else "linear")
@@ -98,7 +104,7 @@ def get_config(arg="", run=None):
 
     # ---- heads with label queries, if you choose one: a linear path beside them, with the rate of a linear probe
     config.model.head.residual = "pooled"
-    config.optim.rate_rules = ((r"^head/pooled/", 1e-2 / config.optim.learning_rate),)
+    config.optim.rate_rules += ((r"^head/pooled/", 1e-2 / config.optim.learning_rate),)
     return config
 
 
@@ -137,10 +143,26 @@ def use_cached_features(config: ConfigDict, head: str) -> None:
 
     On two thousand photographs no other head was better (docs/results.md, "On photographs").
     """
-    config.model.head.kind = head
+    use_classifier(config, head)
     config.data.cache_features = "float32"  # with fit=steps, "no" to augment the images, with config.augment
+
+
+def use_classifier(config: ConfigDict, head: str) -> None:
+    """Set a classifier of the image's feature, its loss and its rate."""
+    config.model.head.kind = head
     config.loss.kind, config.loss.reduce, config.loss.scale = "bce", "mean", 1.0
     config.optim.learning_rate, config.optim.weight_decay = 1e-2, 1e-2
+
+
+def use_tuned_backbone(config: ConfigDict) -> None:
+    """Set a linear classifier and fine-tuning of the backbone, with a smaller rate and augmented images."""
+    use_classifier(config, "linear")
+    config.trainable = ((r"", True),)
+    kind = "vit" if backbone_shape(config).takes_adapters else "cnn"
+    config.optim.rate_rules = ((r"^backbone/", BACKBONE_RATES[kind]),)
+    config.model.backbone.batch_norm = "running"  # statistics of small batches would be noise
+    config.augment.geometry, config.augment.crop_scale = "random_resized_crop", (0.5, 1.0)
+    config.augment.flip = True  # False if left and right matter
 
 
 def use_logistic_regression(config: ConfigDict) -> None:

@@ -26,6 +26,15 @@ def fetch_nothing_but(cache, name: str) -> None:
 LOGISTIC = {"train.fit": "logistic", "data.val_fraction": 0, "data.val_split": "", "data.cache_features": "float32"}
 STEPS = {"train.fit": "steps", "data.val_fraction": 0.1, "data.val_split": "val", "eval.select_on": "val"}
 INSTALLED = {"model.backbone.name": "efficientnet_lite0", "model.backbone.normalization": "auto"}
+TUNED = {
+    "trainable": (("", True),),
+    "model.prompts.kind": "none",
+    "model.head.kind": "linear",
+    "loss.kind": "bce",
+    "data.cache_features": "no",
+    "augment.geometry": "random_resized_crop",
+    "augment.flip": True,
+}
 FETCHED = STEPS | {"model.prompts.kind": "group", "data.cache_features": "no", "train.epochs": 20}
 SAID = "backbone: {}, whose weights are on this machine"
 
@@ -50,6 +59,22 @@ SAID = "backbone: {}, whose weights are on this machine"
         ([], ":backbone=resnet50", {"model.backbone.name": "resnet50", "model.prompts.kind": "none"}, ""),
         ([], ":backbone=resnet50,fit=steps", STEPS | {"train.epochs": 20}, ""),
         ([], ":backbone=resnet50,fit=steps,epochs=3", STEPS | {"train.epochs": 3}, ""),
+        (
+            [],
+            ":backbone=resnet50,tune=yes",
+            STEPS
+            | TUNED
+            | {"model.backbone.batch_norm": "running", "optim.rate_rules": (("^backbone/", 0.1), ("^head/pooled/", 1.0))},
+            "",
+        ),
+        (
+            [],
+            ":backbone=dinov2_vits14,tune=yes,epochs=3",
+            STEPS
+            | TUNED
+            | {"train.epochs": 3, "optim.rate_rules": (("^backbone/", 0.003), ("^head/pooled/", 1.0))},
+            "",
+        ),
         ([], ":epochs=3", LOGISTIC, "epochs has no effect on a fit to convergence; fit=steps trains by steps"),
     ],
 )
@@ -62,6 +87,10 @@ def test_the_backbone_and_the_fit_follow_what_is_there_and_asked_for(cache, caps
     shown = capsys.readouterr().err
     assert said in shown
     assert bool(said) == bool(shown)
+
+
+def test_a_trained_backbone_has_no_vectors_of_names(refusal):
+    assert "leave one of them out" in refusal(load_config, f"{CONFIG}:tune=yes,names=labels.safetensors", [])
 
 
 def test_a_run_keeps_its_backbone(cache):
