@@ -79,6 +79,8 @@ def get_config(arg="", run=None):
     config = default_config()
 
     # ---- the data set
+    # table={split}.csv if each split has a table of its own; data.test_splits=("test",) if a column "split" or a table
+    # test.csv defines this split
     use_own_images(config, options)
     config.data.image_size = options.resolution or 224
 
@@ -99,7 +101,8 @@ def get_config(arg="", run=None):
         if options.epochs:
             status("epochs has no effect on a fit to convergence; fit=steps trains by steps")
     else:
-        use_steps(config, options.epochs or 20)
+        patience = 0 if options.tune == "yes" else 5  # a tuned backbone is at its best when the rate has fallen
+        use_steps(config, options.epochs or 20, patience)
     config.eval.batch_size = 32
 
     # ---- heads with label queries, if you choose one: a linear path beside them, with the rate of a linear probe
@@ -173,11 +176,11 @@ def use_logistic_regression(config: ConfigDict) -> None:
     config.thresholds.at_end = True
 
 
-def use_steps(config: ConfigDict, epochs: int) -> None:
+def use_steps(config: ConfigDict, epochs: int, patience: int) -> None:
     """Set training by steps, which holds out images to choose the best epoch."""
     config.data.val_fraction = 0.1  # 0 if there is a split "val"
     config.train.epochs = epochs
     config.train.batch_size = 32
-    config.train.patience = 5  # epochs without a better validation mAP
+    config.train.patience = patience  # epochs without a better validation mAP; 0 is all epochs
     config.ema.decay = 0.995  # averages about 200 steps
     config.report.samples = 16  # images that the report shows with attention and gates; 0 for none

@@ -56,7 +56,7 @@ def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
     data = config.data
     data.root, data.table, data.label_column = options.root, options.table, options.label_column
     follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
-    data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
+    data.test_splits = ()
     data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
 
 

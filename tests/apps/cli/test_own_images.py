@@ -34,6 +34,7 @@ TUNED = {
     "data.cache_features": "no",
     "augment.geometry": "random_resized_crop",
     "augment.flip": True,
+    "train.patience": 0,
 }
 FETCHED = STEPS | {"model.prompts.kind": "group", "data.cache_features": "no", "train.epochs": 20}
 SAID = "backbone: {}, whose weights are on this machine"
@@ -64,15 +65,16 @@ SAID = "backbone: {}, whose weights are on this machine"
             ":backbone=resnet50,tune=yes",
             STEPS
             | TUNED
-            | {"model.backbone.batch_norm": "running", "optim.rate_rules": (("^backbone/", 0.1), ("^head/pooled/", 1.0))},
+            | {
+                "model.backbone.batch_norm": "running",
+                "optim.rate_rules": (("^backbone/", 0.1), ("^head/pooled/", 1.0)),
+            },
             "",
         ),
         (
             [],
             ":backbone=dinov2_vits14,tune=yes,epochs=3",
-            STEPS
-            | TUNED
-            | {"train.epochs": 3, "optim.rate_rules": (("^backbone/", 0.003), ("^head/pooled/", 1.0))},
+            STEPS | TUNED | {"train.epochs": 3, "optim.rate_rules": (("^backbone/", 0.003), ("^head/pooled/", 1.0))},
             "",
         ),
         ([], ":epochs=3", LOGISTIC, "epochs has no effect on a fit to convergence; fit=steps trains by steps"),
