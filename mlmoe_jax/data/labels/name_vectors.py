@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from etils import epath
 from jaxtyping import Float, Float32
 from safetensors.numpy import load, save
 
@@ -26,7 +25,7 @@ from mlmoe_jax.data.names import require_list
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text, read_bytes
 from mlmoe_jax.runtime.formats import read_metadata
-from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.storage import Folder, named_file
 from mlmoe_jax.runtime.text import abbreviate, compose
 
 SUFFIX = ".safetensors"
@@ -186,7 +185,7 @@ class NameVectors:
 
     def write(self, path: PathLike) -> None:
         """Write the vectors to a .safetensors file, which is replaced whole."""
-        place = epath.Path(path)
+        place = named_file(path)
         content = save(self.arrays(), {_ABOUT: replace(self, sha256="").about()})
         Folder(place.parent).write_bytes(place.name, content)
 
