@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import MIB, PathLike, find_file, read_bytes
+from mlmoe_jax.runtime.files import MIB, PathLike, find_file, open_regular, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 
@@ -40,6 +40,9 @@ _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a 
 
 # An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+ONE_FRAME = (".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".jp2")  # suffixes of files without further frames
+_SUBFILE = 254  # the tag of a page in a TIFF: 0, or how it belongs to another page
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
@@ -147,7 +150,8 @@ def read_file(path: PathLike) -> bytes:
     try:
         return read_bytes(find_file(path), MAX_FILE)
     except OSError as error:
-        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
+        is_folder = "; give the images in it" if os.path.isdir(path) else ""
+        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}{is_folder}") from error
 
 
 def read_size(path: PathLike) -> tuple[int, int] | None:
@@ -158,6 +162,28 @@ def read_size(path: PathLike) -> tuple[int, int] | None:
             return image.size[::-1] if across else image.size  # the size of a TIFF is upright
     except Exception:  # Pillow raises many types for damaged data
         return None
+
+
+def has_frames(source: PathLike | bytes | Image.Image) -> bool:
+    """Return whether an image has several frames or pages, as an animation has; False if it cannot be read.
+
+    Smaller copies and masks beside an image do not count: in a TIFF file, and in a JPEG file, where cameras store them.
+    """
+    if isinstance(source, Image.Image):
+        return source.format != "MPO" and getattr(source, "is_animated", False)
+    try:
+        if not isinstance(source, bytes) and "://" in os.fspath(source):
+            source = read_file(source)
+        if isinstance(source, bytes) and source.startswith(JPEG_START):
+            return False
+        file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(find_file(source))
+        with file, Image.open(file, formats=readable_formats()) as image:
+            if not has_frames(image) or image.format != "TIFF":
+                return has_frames(image)
+            image.seek(1)
+            return image.tag_v2.get(_SUBFILE, 0) == 0
+    except Exception:  # Pillow raises many types for damaged data
+        return False
 
 
 class _Refused(ValueError):

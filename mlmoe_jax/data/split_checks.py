@@ -110,8 +110,8 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
 
 def list_usages(splits: Iterable[Split]) -> list[Usage]:
-    """Return the accounts of all splits."""
-    return [account for split in splits for account in split.usage]
+    """Return the accounts of all splits, which also count the images with several frames."""
+    return [account for split in splits for account in (*split.usage, *split.frames)]
 
 
 def warn_unused(splits: Iterable[Split]) -> None:

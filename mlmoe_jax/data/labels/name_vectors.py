@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def is_vectors_file(path: PathLike) -> bool:
 
 def require_vectors_file(path: PathLike) -> None:
     """Raise UserError unless a file of vectors can be written at a path."""
-    if not is_vectors_file(path) or not ("://" in os.fspath(path) or epath.Path(path).parent.is_dir()):
+    if not is_vectors_file(path) or not ("://" in os.fspath(path) or Path(path).parent.is_dir()):
         raise UserError(f"--output={path} should be a {SUFFIX} file in a folder that exists")
 
 
