@@ -103,9 +103,13 @@ class Images(abc.ABC):
         names = abbreviate(several, SHOWN_EXAMPLES)
         return [f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"]
 
+    def digest(self, row: int) -> str:
+        """Return a hash of the content of image `row`; BadImage if it cannot be read."""
+        return hashlib.sha256(self.read(row).tobytes()).hexdigest()
+
     def stamp(self, row: int) -> str:
         """Return a text that identifies the version of image `row`: it changes if the image changes."""
-        return hashlib.sha256(self.read(row).tobytes()).hexdigest()
+        return self.digest(row)
 
     def take(self, rows: np.ndarray) -> Images:
         """Return the images with the row numbers `rows`, i64[n], in that order."""
@@ -142,6 +146,9 @@ class _Subset(Images):
     def name(self, row: int) -> str:
         return self.whole.name(int(self.rows[row]))
 
+    def digest(self, row: int) -> str:
+        return self.whole.digest(int(self.rows[row]))
+
     def stamp(self, row: int) -> str:
         return self.whole.stamp(int(self.rows[row]))
 
@@ -171,7 +178,7 @@ class EncodedImages(Images):
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
-    def stamp(self, row: int) -> str:
+    def digest(self, row: int) -> str:
         return hashlib.sha256(self.encoded(row)).hexdigest()
 
 
