@@ -112,7 +112,7 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
         if entry.name in without:
             continue
         path, found = prefix + entry.name, None if is_skipped(entry.name) else files
-        if entry.is_dir():
+        if is_folder(entry):
             if entry.is_symlink() and _leads_above(Path(entry.path)):
                 usage.leave_out("behind links to a folder above them", path)
             else:
@@ -123,8 +123,20 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
             usage.leave_out("hidden or in folders of the system", path)
 
 
+def is_folder(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a folder, or a link to one; False if it cannot be read, as a link to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _leads_above(link: Path) -> bool:
-    return any(link.samefile(above) for above in link.absolute().parents)
+    """Return whether a link leads to a folder above it, or cannot be followed."""
+    try:
+        return any(link.samefile(above) for above in link.absolute().parents)
+    except OSError:
+        return True
 
 
 def find_unlisted(files: Iterable[str]) -> list[str]:
@@ -138,7 +150,7 @@ def find_unlisted(files: Iterable[str]) -> list[str]:
                 for entry in entries
                 if compose(entry.path) not in listed
                 and not is_skipped(entry.name)
-                and entry.is_file()
+                and os.path.isfile(entry.path)
                 and is_image(entry.path)
             ]
     return sorted(images)

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.machine import remember_forks, require_unforked
 from mlmoe_jax.runtime.text import quantity
 
 AXES = ("data", "fsdp", "expert")
@@ -52,7 +53,12 @@ class LabelAxes:
 
 
 def find_devices() -> list[jax.Device]:
-    """Return `jax.devices()`; UserError if there is no device of the platform that JAX_PLATFORMS names."""
+    """Return `jax.devices()`.
+
+    Raises UserError if there is no device of the platform that JAX_PLATFORMS names, or as `require_unforked`.
+    """
+    require_unforked()
+    remember_forks()
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:

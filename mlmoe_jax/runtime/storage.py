@@ -437,6 +437,9 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     if target.path is None:
         sys.stdout.flush()
+        if not hasattr(sys.stdout, "buffer"):  # a notebook shows text
+            yield sys.stdout
+            return
         file = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True, **encoding)
         try:
             yield file

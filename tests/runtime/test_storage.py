@@ -1,6 +1,7 @@
 """Files and folders that appear whole, what ended processes have left, outputs, and names and links of others."""
 
 import errno
+import io
 import os
 import re
 import subprocess
@@ -128,6 +129,13 @@ def test_a_file_that_changes_before_it_is_replaced_is_read_again(tmp_path):
 def write_output(path: Path, text: str, **options) -> None:
     with open_output(OutputTarget(epath.Path(path), "csv", **options)) as file:
         file.write(text)
+
+
+def test_standard_output_may_be_text_as_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with open_output(OutputTarget(None, "csv")) as file:
+        file.write("image,labels\n")
+    assert sys.stdout.getvalue() == "image,labels\n"
 
 
 def test_an_output_that_somebody_has_edited_is_renamed(tmp_path, caplog):
