@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import os
 import re
 import warnings
@@ -35,6 +36,12 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _USUAL_SCANS, MOST_SCANS = 20, 500  # of a JPEG of any size, and of a small one
 _MOST_SCANNED = 1_000_000_000  # scans times pixels, if there are more than _USUAL_SCANS
 _MOST_COMMENTS = 100
+# Pillow joins the segments and chunks before the pixels one by one, with up to 64 kB or an unpacked megabyte each.
+_HEADER_READS = 3_000  # a segment of a JPEG takes four, a chunk of a PNG three
+_SEGMENT, _PER_READ = 1 << 16, 1 << 13  # bytes: at most of a segment; that count as one more read
+_FRAME_READS = 1_000_000  # to the end of the first frame of a GIF, two per 255 bytes
+_PROFILE, _PROFILE_READS = b"iCCP", 500  # a chunk of a PNG that Pillow unpacks, and as how many reads it counts
+_LENGTHS, _TILE = (279, 325), (322, 323)  # tags of a TIFF: the lengths of strips and tiles, and the sides of a tile
 os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", str(_USUAL_SCANS))  # of JPEG in TIFF
 _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
 
@@ -157,11 +164,45 @@ def read_file(path: PathLike) -> bytes:
 def read_size(path: PathLike) -> tuple[int, int] | None:
     """Return (width, height) of a local image by its header, after EXIF orientation; None if it cannot be read."""
     try:
-        with Image.open(find_file(path), formats=readable_formats()) as image:
+        with open_metered(path) as file, Image.open(file, formats=readable_formats()) as image:
             across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
             return image.size[::-1] if across else image.size  # the size of a TIFF is upright
     except Exception:  # Pillow raises many types for damaged data
         return None
+
+
+class _Refused(ValueError):
+    """An error: the text of the exception says why a file is not decoded."""
+
+
+class _Metered:
+    """A mixin for the files that Pillow reads: `reads` more calls of `read` are allowed, fewer if they are large."""
+
+    reads = _HEADER_READS
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        self.reads = left = self.reads - 1
+        if len(content) > 2:  # most reads are of one or two bytes
+            self.reads = left - min(len(content), _SEGMENT) // _PER_READ - _PROFILE_READS * (content[4:8] == _PROFILE)
+        if left < 0:
+            raise _Refused("its metadata have too many parts, which would take long to read; store it without")
+        return content
+
+
+class _MeteredBytes(_Metered, io.BytesIO):
+    pass
+
+
+class _MeteredFile(_Metered, io.BufferedReader):
+    pass
+
+
+def open_metered(source: PathLike | bytes) -> _MeteredBytes | _MeteredFile:
+    """Open the bytes of an image file, or a regular local file, for the header of an image."""
+    if isinstance(source, bytes):
+        return _MeteredBytes(source)
+    return _MeteredFile(open_regular(find_file(source)).detach())
 
 
 def has_frames(source: PathLike | bytes | Image.Image) -> bool:
@@ -176,8 +217,8 @@ def has_frames(source: PathLike | bytes | Image.Image) -> bool:
             source = read_file(source)
         if isinstance(source, bytes) and source.startswith(JPEG_START):
             return False
-        file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(find_file(source))
-        with file, Image.open(file, formats=readable_formats()) as image:
+        with open_metered(source) as file, Image.open(file, formats=readable_formats()) as image:
+            file.reads = _FRAME_READS
             if not has_frames(image) or image.format != "TIFF":
                 return has_frames(image)
             image.seek(1)
@@ -186,19 +227,17 @@ def has_frames(source: PathLike | bytes | Image.Image) -> bool:
         return False
 
 
-class _Refused(ValueError):
-    """An error: the text of the exception says why a file is not decoded."""
-
-
 def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
     most = MAX_DECODED // _DEFAULT
     try:
-        image = Image.open(io.BytesIO(data), formats=readable_formats()) if isinstance(data, bytes) else data
+        file = open_metered(data) if isinstance(data, bytes) else None
+        image = Image.open(file, formats=readable_formats()) if file else data
         most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
-        if image.width * image.height > most:
+        if image.width * image.height > most or _tile_pixels(image) > most:
             raise Image.DecompressionBombError
-        if isinstance(data, bytes):
+        if file:
             _require_quick(image, data)
+            file.reads = min(20_000 + len(data) // 512, 300_000)  # of pixels
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
@@ -221,6 +260,13 @@ def _require_quick(image: Image.Image, data: bytes) -> None:
             raise _Refused(f"it has more than {most} scans, which would take long to decode; store it again with fewer")
     if image.format == "PPM" and data.count(b"#") > _MOST_COMMENTS and data[1:2] in b"123":
         raise _Refused(f"it is plain text with more than {_MOST_COMMENTS} comments; store it without")
+    if image.format == "TIFF" and any(sum(image.tag_v2.get(tag, ())) > 2 * len(data) for tag in _LENGTHS):
+        raise _Refused("its strips or tiles repeat the same bytes, which would take long to decode; store it again")
+
+
+def _tile_pixels(image: Image.Image) -> int:
+    """Return the number of pixels of a tile of a TIFF; 0 for an image without tiles."""
+    return math.prod(image.tag_v2.get(tag, 0) for tag in _TILE) if image.format == "TIFF" else 0
 
 
 def count_scans(data: bytes, most: int) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, readable_formats
+from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, open_metered, readable_formats
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.runtime.files import PathLike, file_sha256, find_file, open_regular
+from mlmoe_jax.runtime.files import PathLike, file_sha256, find_file
 from mlmoe_jax.runtime.text import compose
 
 # What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
@@ -56,7 +56,7 @@ def is_image(path: PathLike) -> bool:
     if suffix in image_suffixes() or suffix in _other_suffixes():
         return suffix in image_suffixes()
     try:
-        with open_regular(path) as file:
+        with open_metered(path) as file:
             if file.read(12).startswith(HEIC, 4):
                 return True
             with Image.open(file, formats=readable_formats()) as image:
