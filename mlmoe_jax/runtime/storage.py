@@ -127,11 +127,8 @@ class Folder:
             lock.acquire()
         except Timeout as error:
             raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
-        except OSError as error:
-            if (reason := disk_error(error, self / LOCK)) is not None:
-                raise reason from error
-            # it is a link or a folder
-            raise UserError(f"cannot lock {self}: {error.strerror or error}; remove {self / LOCK}") from error
+        except (OSError, NotImplementedError) as error:
+            raise self._lock_error(error) from error
         try:
             yield
         finally:
@@ -147,6 +144,19 @@ class Folder:
                 return False
         except Timeout:
             return True
+        except (OSError, NotImplementedError) as error:
+            raise self._lock_error(error) from error
+
+    def _lock_error(self, error: OSError | NotImplementedError) -> UserError:
+        path = self / LOCK
+        if (reason := disk_error(error, path)) is not None:
+            return reason
+        advice = (
+            f"remove {path}"
+            if os.path.islink(path) or os.path.isdir(path)
+            else "name a folder on a disk that has locks"
+        )
+        return UserError(f"cannot lock {self}: {reason_of(error)}; {advice}")
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]
