@@ -69,7 +69,7 @@ def imported(place):
 
 @pytest.mark.budget(60)
 def test_the_page_leads_from_a_list_of_names_to_a_model(imported):
-    before, after = (csv_rows(file) for file in ("suggested.csv", "labels.csv"))
+    before, after = (csv_rows(file) for file in ("suggested.csv", "by_name.csv"))
     assert len(before) == IMAGES
     assert list(before[0]) == ["image", "labels", "error", *NAMES, *(f"rank {name}" for name in NAMES)]
     ranks = np.array([[float(row[f"rank {name}"]) for name in NAMES] for row in before])

@@ -109,7 +109,7 @@ def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place):
 
     assert "circle" in said["data"]
     assert (place / "runs/photos/report.html").stat().st_size > 50_000
-    with (place / "labels.csv").open() as table:
+    with (place / "new_labels.csv").open() as table:
         rows = list(csv.reader(table))
     assert len(rows) == 1 + 3
     [served] = json.loads(said["curl"])["results"]

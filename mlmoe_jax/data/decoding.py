@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import os
 import re
 import warnings
@@ -16,7 +17,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import MIB, PathLike, find_file, read_bytes
+from mlmoe_jax.runtime.files import MIB, PathLike, find_file, open_regular, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 
@@ -35,11 +36,20 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 _USUAL_SCANS, MOST_SCANS = 20, 500  # of a JPEG of any size, and of a small one
 _MOST_SCANNED = 1_000_000_000  # scans times pixels, if there are more than _USUAL_SCANS
 _MOST_COMMENTS = 100
+# Pillow joins the segments and chunks before the pixels one by one, with up to 64 kB or an unpacked megabyte each.
+_HEADER_READS = 3_000  # a segment of a JPEG takes four, a chunk of a PNG three
+_SEGMENT, _PER_READ = 1 << 16, 1 << 13  # bytes: at most of a segment; that count as one more read
+_FRAME_READS = 1_000_000  # to the end of the first frame of a GIF, two per 255 bytes
+_PROFILE, _PROFILE_READS = b"iCCP", 500  # a chunk of a PNG that Pillow unpacks, and as how many reads it counts
+_LENGTHS, _TILE = (279, 325), (322, 323)  # tags of a TIFF: the lengths of strips and tiles, and the sides of a tile
 os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", str(_USUAL_SCANS))  # of JPEG in TIFF
 _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
 
 # An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+ONE_FRAME = (".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".jp2")  # suffixes of files without further frames
+_SUBFILE = 254  # the tag of a page in a TIFF: 0, or how it belongs to another page
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
@@ -147,13 +157,14 @@ def read_file(path: PathLike) -> bytes:
     try:
         return read_bytes(find_file(path), MAX_FILE)
     except OSError as error:
-        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
+        is_folder = "; give the images in it" if os.path.isdir(path) else ""
+        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}{is_folder}") from error
 
 
 def read_size(path: PathLike) -> tuple[int, int] | None:
     """Return (width, height) of a local image by its header, after EXIF orientation; None if it cannot be read."""
     try:
-        with Image.open(find_file(path), formats=readable_formats()) as image:
+        with open_metered(path) as file, Image.open(file, formats=readable_formats()) as image:
             across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
             return image.size[::-1] if across else image.size  # the size of a TIFF is upright
     except Exception:  # Pillow raises many types for damaged data
@@ -164,15 +175,69 @@ class _Refused(ValueError):
     """An error: the text of the exception says why a file is not decoded."""
 
 
+class _Metered:
+    """A mixin for the files that Pillow reads: `reads` more calls of `read` are allowed, fewer if they are large."""
+
+    reads = _HEADER_READS
+
+    def read(self, size: int | None = -1) -> bytes:
+        content = super().read(size)
+        self.reads = left = self.reads - 1
+        if len(content) > 2:  # most reads are of one or two bytes
+            self.reads = left - min(len(content), _SEGMENT) // _PER_READ - _PROFILE_READS * (content[4:8] == _PROFILE)
+        if left < 0:
+            raise _Refused("its metadata have too many parts, which would take long to read; store it without")
+        return content
+
+
+class _MeteredBytes(_Metered, io.BytesIO):
+    pass
+
+
+class _MeteredFile(_Metered, io.BufferedReader):
+    pass
+
+
+def open_metered(source: PathLike | bytes) -> _MeteredBytes | _MeteredFile:
+    """Open the bytes of an image file, or a regular local file, for the header of an image."""
+    if isinstance(source, bytes):
+        return _MeteredBytes(source)
+    return _MeteredFile(open_regular(find_file(source)).detach())
+
+
+def has_frames(source: PathLike | bytes | Image.Image) -> bool:
+    """Return whether an image has several frames or pages, as an animation has; False if it cannot be read.
+
+    Smaller copies and masks beside an image do not count: in a TIFF file, and in a JPEG file, where cameras store them.
+    """
+    if isinstance(source, Image.Image):
+        return source.format != "MPO" and getattr(source, "is_animated", False)
+    try:
+        if not isinstance(source, bytes) and "://" in os.fspath(source):
+            source = read_file(source)
+        if isinstance(source, bytes) and source.startswith(JPEG_START):
+            return False
+        with open_metered(source) as file, Image.open(file, formats=readable_formats()) as image:
+            file.reads = _FRAME_READS
+            if not has_frames(image) or image.format != "TIFF":
+                return has_frames(image)
+            image.seek(1)
+            return image.tag_v2.get(_SUBFILE, 0) == 0
+    except Exception:  # Pillow raises many types for damaged data
+        return False
+
+
 def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
     most = MAX_DECODED // _DEFAULT
     try:
-        image = Image.open(io.BytesIO(data), formats=readable_formats()) if isinstance(data, bytes) else data
+        file = open_metered(data) if isinstance(data, bytes) else None
+        image = Image.open(file, formats=readable_formats()) if file else data
         most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
-        if image.width * image.height > most:
+        if image.width * image.height > most or _tile_pixels(image) > most:
             raise Image.DecompressionBombError
-        if isinstance(data, bytes):
+        if file:
             _require_quick(image, data)
+            file.reads = min(20_000 + len(data) // 512, 300_000)  # of pixels
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
@@ -195,6 +260,13 @@ def _require_quick(image: Image.Image, data: bytes) -> None:
             raise _Refused(f"it has more than {most} scans, which would take long to decode; store it again with fewer")
     if image.format == "PPM" and data.count(b"#") > _MOST_COMMENTS and data[1:2] in b"123":
         raise _Refused(f"it is plain text with more than {_MOST_COMMENTS} comments; store it without")
+    if image.format == "TIFF" and any(sum(image.tag_v2.get(tag, ())) > 2 * len(data) for tag in _LENGTHS):
+        raise _Refused("its strips or tiles repeat the same bytes, which would take long to decode; store it again")
+
+
+def _tile_pixels(image: Image.Image) -> int:
+    """Return the number of pixels of a tile of a TIFF; 0 for an image without tiles."""
+    return math.prod(image.tag_v2.get(tag, 0) for tag in _TILE) if image.format == "TIFF" else 0
 
 
 def count_scans(data: bytes, most: int) -> int:

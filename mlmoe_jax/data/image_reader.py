@@ -10,7 +10,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from mlmoe_jax.data import randaugment, transforms
-from mlmoe_jax.data.decoding import BadImage, Decoding, open_image
+from mlmoe_jax.data.decoding import BadImage, Decoding, has_frames, open_image
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.randaugment import Policy
 
@@ -148,7 +148,10 @@ class ImageReader:
             return None
         return np.ascontiguousarray(self.pixels(image, random))
 
-    def encoded(self, content: bytes, name: str = "") -> np.ndarray:
-        """Decode the bytes of an image file for evaluation to u8[S,S,3]. A BadImage error calls it `name`."""
+    def encoded(self, content: bytes, name: str = "") -> tuple[np.ndarray, bool]:
+        """Decode the bytes of an image file for evaluation to u8[S,S,3], and return also its `has_frames`.
+
+        A BadImage error calls the file `name`.
+        """
         image = self.geometry(open_image(content, name=name, decoding=self.decoding))
-        return np.ascontiguousarray(self.pixels(image, None))
+        return np.ascontiguousarray(self.pixels(image, None)), has_frames(content)

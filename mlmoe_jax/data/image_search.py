@@ -14,9 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, readable_formats
+from mlmoe_jax.data.decoding import HEIC, IMAGE_FORMATS, open_metered, readable_formats
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.runtime.files import PathLike, file_sha256, find_file, open_regular
+from mlmoe_jax.runtime.files import PathLike, file_sha256, find_file
 from mlmoe_jax.runtime.text import compose
 
 # What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
@@ -56,7 +56,7 @@ def is_image(path: PathLike) -> bool:
     if suffix in image_suffixes() or suffix in _other_suffixes():
         return suffix in image_suffixes()
     try:
-        with open_regular(path) as file:
+        with open_metered(path) as file:
             if file.read(12).startswith(HEIC, 4):
                 return True
             with Image.open(file, formats=readable_formats()) as image:
@@ -112,7 +112,7 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
         if entry.name in without:
             continue
         path, found = prefix + entry.name, None if is_skipped(entry.name) else files
-        if entry.is_dir():
+        if is_folder(entry):
             if entry.is_symlink() and _leads_above(Path(entry.path)):
                 usage.leave_out("behind links to a folder above them", path)
             else:
@@ -123,8 +123,20 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
             usage.leave_out("hidden or in folders of the system", path)
 
 
+def is_folder(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a folder, or a link to one; False if it cannot be read, as a link to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _leads_above(link: Path) -> bool:
-    return any(link.samefile(above) for above in link.absolute().parents)
+    """Return whether a link leads to a folder above it, or cannot be followed."""
+    try:
+        return any(link.samefile(above) for above in link.absolute().parents)
+    except OSError:
+        return True
 
 
 def find_unlisted(files: Iterable[str]) -> list[str]:
@@ -138,7 +150,7 @@ def find_unlisted(files: Iterable[str]) -> list[str]:
                 for entry in entries
                 if compose(entry.path) not in listed
                 and not is_skipped(entry.name)
-                and entry.is_file()
+                and os.path.isfile(entry.path)
                 and is_image(entry.path)
             ]
     return sorted(images)

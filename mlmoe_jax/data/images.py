@@ -7,14 +7,28 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 from etils import epath
 from PIL import Image
 
-from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image, read_file, to_pixels
+from mlmoe_jax.data.decoding import (
+    ONE_FRAME,
+    STRICT,
+    BadImage,
+    Decoding,
+    has_frames,
+    open_image,
+    read_file,
+    to_pixels,
+)
+from mlmoe_jax.data.usage import SHOWN_EXAMPLES
 from mlmoe_jax.runtime.files import PathLike, find_file
+from mlmoe_jax.runtime.text import abbreviate, quantity
+
+_AT_ONCE = 1024  # files that wait to be opened
 
 
 class Images(abc.ABC):
@@ -22,9 +36,11 @@ class Images(abc.ABC):
 
     Attributes:
       are_decoded: whether reading an image includes decoding or rendering, which takes about a millisecond of CPU time.
+      may_have_frames: whether `has_frames` can be true.
     """
 
     are_decoded = False
+    may_have_frames = False
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -67,9 +83,33 @@ class Images(abc.ABC):
         """Return the rows i64[n] of the n images that have no file. No file is opened."""
         return np.zeros(0, np.int64)
 
+    def has_frames(self, row: int) -> bool:
+        """Return whether the file of image `row` has several frames, see `decoding.has_frames`."""
+        return False
+
+    def frames_note(self) -> list[str]:
+        """Return a sentence for `Usage.notes` about the images with several frames; [] if there is none."""
+        if not self.may_have_frames:
+            return []
+        rows = [row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME)]
+        several: list[str] = []
+        with ThreadPoolExecutor() as pool:  # the files may be far away
+            for start in range(0, len(rows), _AT_ONCE):
+                part = rows[start : start + _AT_ONCE]
+                found = pool.map(self.has_frames, part)
+                several += [self.name(row) for row, has_frames in zip(part, found, strict=True) if has_frames]
+        if not several:
+            return []
+        names = abbreviate(several, SHOWN_EXAMPLES)
+        return [f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"]
+
+    def digest(self, row: int) -> str:
+        """Return a hash of the content of image `row`; BadImage if it cannot be read."""
+        return hashlib.sha256(self.read(row).tobytes()).hexdigest()
+
     def stamp(self, row: int) -> str:
         """Return a text that identifies the version of image `row`: it changes if the image changes."""
-        return hashlib.sha256(self.read(row).tobytes()).hexdigest()
+        return self.digest(row)
 
     def take(self, rows: np.ndarray) -> Images:
         """Return the images with the row numbers `rows`, i64[n], in that order."""
@@ -87,6 +127,13 @@ class _Subset(Images):
     def are_decoded(self) -> bool:
         return self.whole.are_decoded
 
+    @property
+    def may_have_frames(self) -> bool:
+        return self.whole.may_have_frames
+
+    def has_frames(self, row: int) -> bool:
+        return self.whole.has_frames(int(self.rows[row]))
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -98,6 +145,9 @@ class _Subset(Images):
 
     def name(self, row: int) -> str:
         return self.whole.name(int(self.rows[row]))
+
+    def digest(self, row: int) -> str:
+        return self.whole.digest(int(self.rows[row]))
 
     def stamp(self, row: int) -> str:
         return self.whole.stamp(int(self.rows[row]))
@@ -120,11 +170,15 @@ class EncodedImages(Images):
     """Images stored as bytes of image files. A subclass defines `__len__`, `encoded` and, if useful, `name`."""
 
     are_decoded = True
+    may_have_frames = True
+
+    def has_frames(self, row: int) -> bool:
+        return has_frames(self.encoded(row))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
-    def stamp(self, row: int) -> str:
+    def digest(self, row: int) -> str:
         return hashlib.sha256(self.encoded(row)).hexdigest()
 
 
@@ -149,6 +203,9 @@ class ImageFiles(EncodedImages):
 
     def line(self, row: int) -> tuple[str, int] | None:
         return (self.table, self.lines[row]) if self.lines else None
+
+    def has_frames(self, row: int) -> bool:
+        return has_frames(self.name(row))
 
     def encoded(self, row: int) -> bytes:
         return read_file(self.name(row))

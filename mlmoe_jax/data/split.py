@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,6 +74,12 @@ class Split:
         digest.update(np.ascontiguousarray(self.labels, np.int8).tobytes())
         digest.update("\0".join(self.groups or ()).encode(errors="surrogatepass"))
         return digest.hexdigest()
+
+    @cached_property
+    def frames(self) -> list[Usage]:
+        """The account of the images with several frames; [] if there is none."""
+        notes = self.images.frames_note()
+        return [Usage(f"split {self.name}", "image", {self.name: len(self)}, notes=notes)] if notes else []
 
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return a split named `name` with the images of the row numbers `rows`, i64[n], in that order."""

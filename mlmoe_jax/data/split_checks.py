@@ -66,7 +66,7 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
 
     Return the number of images in this sample, and the reasons why some of them cannot be read.
     """
-    rows = sorted(set(np.linspace(0, len(images) - 1, SAMPLE).round().astype(int).tolist())) if len(images) else []
+    rows = sample_rows(len(images))
     errors, values = [], []
     for row in rows:
         try:
@@ -82,6 +82,23 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
             f"set --config.data.gray_bits={max(8, max(values).bit_length())}"
         )
     return len(rows), errors
+
+
+def sample_rows(images: int) -> list[int]:
+    """Return at most SAMPLE row numbers of `images` images, evenly spaced."""
+    return sorted(set(np.linspace(0, images - 1, SAMPLE).round().astype(int).tolist())) if images else []
+
+
+def sample_digests(splits: Iterable[Split]) -> list[str]:
+    """Return the `Images.digest` of the sampled images of each split, "" for an unreadable image."""
+    return [_digest(split.images, row) for split in splits for row in sample_rows(len(split))]
+
+
+def _digest(images: Images, row: int) -> str:
+    try:
+        return images.digest(row)
+    except BadImage:
+        return ""
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
@@ -110,8 +127,8 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
 
 def list_usages(splits: Iterable[Split]) -> list[Usage]:
-    """Return the accounts of all splits."""
-    return [account for split in splits for account in split.usage]
+    """Return the accounts of all splits, which also count the images with several frames."""
+    return [account for split in splits for account in (*split.usage, *split.frames)]
 
 
 def warn_unused(splits: Iterable[Split]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import cast
@@ -10,10 +11,13 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, open_image
+from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, has_frames, open_image
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import Images
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike
+
+_logger = logging.getLogger(__name__)
 
 ImageLike = PathLike | bytes | np.ndarray | Image.Image
 
@@ -35,13 +39,22 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
     data_config = config.data.copy_and_resolve_references()
     data_config.exif, data_config.bad_images = "apply", "error"
     reader = ImageReader.from_config(data_config)
+    items.warn_of_frames()
     return np.stack(cast("list[np.ndarray]", [reader(items, row) for row in range(len(items))]))
 
 
 class MixedImages(Images):
-    """Paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow images, or a mixture of them."""
+    """Paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow images, or a mixture of them.
+
+    Raises UserError if they are not a sequence.
+    """
+
+    may_have_frames = True
 
     def __init__(self, items: Sequence[ImageLike]):
+        # A pandas Series would be read by its index, which can have another order.
+        if not isinstance(items, Sequence | np.ndarray):
+            raise UserError(f"the images have the type {type(items).__name__} and should be a sequence; give a list")
         self.items = items
 
     def __len__(self) -> int:
@@ -51,6 +64,16 @@ class MixedImages(Images):
         """Return the path of image `row`, or "image N" with its row number N."""
         image = self.items[row]
         return os.fspath(image) if isinstance(image, PathLike) else f"image {row}"
+
+    def has_frames(self, row: int) -> bool:
+        """Return whether image `row` is a file, or a Pillow image of a file, with several frames."""
+        image = self.items[row]
+        return isinstance(image, PathLike | bytes | Image.Image) and has_frames(image)
+
+    def warn_of_frames(self) -> None:
+        """Log a warning about the images with several frames."""
+        for note in self.frames_note():
+            _logger.warning(f"the input {note}")
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Open an image as Pillow image or array. BadImage if it cannot be read, or has another type or shape."""

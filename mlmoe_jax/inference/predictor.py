@@ -171,14 +171,15 @@ class Predictor:
             batches have the same size. The last batch is padded. The model is compiled once per batch size.
           top_k: the number of labels to assign to each image, by highest score. None = use the thresholds.
           gates: also return the routing weights of the labels.
-          task: the name of the bar that shows the progress; "" shows none.
+          task: the name of the bar that shows the progress; "" shows none, and warns of images with several frames.
 
         Raises:
-          UserError: `images` is a single image, `top_k` or `batch_size` is out of range, or `gates` is True and the
-            model has no gates. The iterator raises it if the model returns non-finite scores.
+          UserError: `images` is a single image or no sequence, `top_k` or `batch_size` is out of range, or `gates` is
+            True and the model has no gates. The iterator raises it if the model returns non-finite scores.
         """
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
+        split = self._split(images)
         self.check_top_k(top_k)
         run, devices = self.run, self.run.mesh.size
         if batch_size is None:
@@ -192,7 +193,8 @@ class Predictor:
                 raise UserError(f"a model with the head {run.config.model.head.kind} has no gates")
         if not len(images):
             return iter(())
-        split = self._split(images)
+        if not task:  # a command has warned of the frames of its files
+            split.images.warn_of_frames()
         outputs = self._outputs(self._steps[gates], split, batch_size, task)
         if self.ranked:
             return self._ranked_results(outputs, split, top_k)

@@ -87,10 +87,14 @@ def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]])
 
 
 def fingerprint(params: dict[str, Any]) -> str:
-    """Return the sha256 of the paths, types, shapes and bytes of all arrays in `params`, as a hexadecimal string."""
+    """Return the sha256 of the paths, types, shapes and bytes of all arrays in `params`, as a hexadecimal string.
+
+    Arrays in float64, which weights are with JAX_ENABLE_X64, are hashed in float32, in which weights are stored.
+    """
     digest = hashlib.sha256()
     for path in sorted(params):
         value = np.asarray(jax.device_get(params[path]))
+        value = value.astype(np.float32) if value.dtype == np.float64 else value
         digest.update(f"{path} {value.dtype} {value.shape}\n".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map
 from mlmoe_jax.pretrained.rules.base import INVERSES, Layout, Rule
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.runtime.array_types import Arrays
-from mlmoe_jax.runtime.storage import atomic_file
+from mlmoe_jax.runtime.storage import atomic_file, named_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
@@ -146,7 +146,7 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
     The file is .npz or .safetensors, see `require_writable`. Raises UserError if no layout fits the model.
     """
     layout, tensors = official_tensors(model)
-    with atomic_file(path) as partial:
+    with atomic_file(named_file(path)) as partial:
         if path.suffix == ".npz":
             with open(partial, "wb") as file:
                 np.savez(file, **tensors)

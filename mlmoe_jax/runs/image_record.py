@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from jaxtyping import UInt64
@@ -19,27 +19,35 @@ from mlmoe_jax.runtime.text import abbreviate
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """Hashes of the ids of the images of a run.
+    """Hashes of the ids of the images of a run, and of the contents of some.
 
     Attributes:
       trained: the training images, in the order of the training split.
       evaluated: the images that the training evaluates.
       earlier: images on which the values were trained before: in the run from which the training started, or in this
         run before it was resumed.
+      contents: of a sample of these images, in the order of the splits.
     """
 
     trained: UInt64[np.ndarray, " n"]
     evaluated: UInt64[np.ndarray, " m"]
     earlier: UInt64[np.ndarray, " e"]
+    contents: UInt64[np.ndarray, " c"]
 
     @classmethod
-    def of(cls, trained: Iterable[str], evaluated: Iterable[str]) -> ImageRecord:
-        """Return the record of the ids of training images and of evaluated images."""
-        return cls(hash_names(trained), hash_names(evaluated), hash_names(()))
+    def of(cls, trained: Iterable[str], evaluated: Iterable[str], contents: Iterable[str] = ()) -> ImageRecord:
+        """Return the record of the ids of training images and of evaluated images, and of contents of some."""
+        return cls(hash_names(trained), hash_names(evaluated), hash_names(()), hash_names(contents))
 
     def after(self, other: ImageRecord) -> ImageRecord:
         """Return this record for a training that starts from the run with the record `other`."""
         return replace(self, earlier=np.union1d(other.trained, other.earlier))
+
+    def has_images_of(self, other: ImageRecord) -> bool:
+        """Return whether the images, their order and the sampled contents are those of the record `other`."""
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("trained", "evaluated", "contents")
+        )
 
     def find_trained(self, ids: Sequence[str]) -> list[str]:
         """Return the images in `ids` that the values were trained on."""
@@ -81,7 +89,7 @@ def warn_of_leak(folder: RunFolder, split: str, ids: Sequence[str]) -> None:
 
 
 def _from_arrays(stored: dict[str, np.ndarray]) -> ImageRecord:
-    record = ImageRecord(stored["trained"], stored["evaluated"], stored["earlier"])
+    record = ImageRecord(*(stored[field.name] for field in fields(ImageRecord)))
     if any(array.dtype != np.uint64 or array.ndim != 1 for array in asdict(record).values()):
         raise ValueError("its arrays should be lists of 64-bit numbers")
     return record

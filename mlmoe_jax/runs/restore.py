@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -187,7 +188,15 @@ def write_run_metadata(
         folder.write_bytes(FROZEN, save(wide))
     else:
         (folder / FROZEN).unlink(missing_ok=True)  # left by a training that ended before its first checkpoint
-    folder.write_text(CONFIG, configuration.to_json(config))
+    folder.write_text(CONFIG, configuration.to_json(_with_absolute_root(config)))
+
+
+def _with_absolute_root(config: ConfigDict) -> ConfigDict:
+    """Return a copy whose `data.root` is the same folder for a command that runs in another folder."""
+    stored = config.copy_and_resolve_references()
+    if stored.data.root and "://" not in stored.data.root:
+        stored.data.root = os.path.abspath(os.path.expanduser(stored.data.root))
+    return stored
 
 
 def open_run(

@@ -11,6 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from mlmoe_jax.runtime.array_types import Arrays
+from mlmoe_jax.runtime.machine import require_unforked
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -71,6 +72,7 @@ def run_batches(
       advice: the end of the UserError if a device is out of memory: what the user can change.
       progress: is advanced once per batch, and closed at the end; None shows no progress.
     """
+    require_unforked()
     outputs: deque[Any] = deque()
     with shortage_explained(advice), contextlib.closing(progress) if progress else contextlib.nullcontext():
         for batch in device_batches(loader, mesh, progress):

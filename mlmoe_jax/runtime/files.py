@@ -122,6 +122,8 @@ def _refuse_utf_16(content: bytes) -> None:
 
 def read_bytes(path: PathLike, most: int = MOST_DATA) -> bytes:
     """Return the content of a file, local or at an address such as gs://; OSError if it has more than `most` bytes."""
+    if os.fspath(path).startswith(("https://", "http://")):
+        raise OSError(errno.EINVAL, "it is an address of the web; download the file and give its path")
     if "://" in os.fspath(path):
         return _read_remote(path, most)
     with open_regular(path) as file:

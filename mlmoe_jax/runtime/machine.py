@@ -1,12 +1,19 @@
-"""The processor cores and the memory of this process. A container may have fewer cores than its machine."""
+"""The processor cores and the memory of this process, and whether it was forked from one that uses JAX.
+
+A container may have fewer cores than its machine.
+"""
 
 import ctypes
+import functools
 import math
 import os
 from pathlib import Path
 
+from mlmoe_jax.errors import UserError
+
 # The quota and the period of a container in microseconds, in version 2 of Linux's control groups; "max" = no limit.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_forks: list[int] = []  # the ids of this process and those before it, up to one that uses JAX
 
 
 def cores() -> int:
@@ -29,3 +36,18 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def remember_forks() -> None:
+    """Let `require_unforked` refuse the processes that are forked from this one, which uses JAX."""
+    os.register_at_fork(after_in_child=lambda: _forks.append(os.getpid()))
+
+
+def require_unforked() -> None:
+    """Raise UserError in a process that was forked from one that uses JAX, whose threads it would wait for."""
+    if _forks:
+        raise UserError(
+            "this process was forked from one that uses JAX, and would wait for its threads for ever; start it with "
+            'multiprocessing.get_context("spawn")'
+        )

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
-from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.sharding import find_devices, make_mesh
 from mlmoe_jax.runtime.storage import remove_leftovers
 
 AUTO = "auto"
@@ -27,7 +27,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     """
     remove_leftovers(cache_folder(), below=True)
     mesh = make_mesh(config.mesh, devices)
-    platform = (jax.devices() if devices is None else devices)[0].platform
+    platform = (find_devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
     if training:
         require_whole_batch(config, mesh.size)
@@ -56,7 +56,7 @@ def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
     model = config.model
     matmuls = model.dtype
     if matmuls == AUTO:
-        matmuls = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
+        matmuls = "float32" if (platform or find_devices()[0].platform) == "cpu" else "bfloat16"
     if model.frozen_dtype != AUTO:
         return matmuls, model.frozen_dtype
     rounded = matmuls == "bfloat16" and config.eval.dtype in ("same", "bfloat16")

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.machine import remember_forks, require_unforked
 from mlmoe_jax.runtime.text import quantity
 
 AXES = ("data", "fsdp", "expert")
@@ -51,6 +52,25 @@ class LabelAxes:
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
+def find_devices() -> list[jax.Device]:
+    """Return `jax.devices()`.
+
+    Raises UserError if there is no device of the platform that JAX_PLATFORMS names, or as `require_unforked`.
+    """
+    require_unforked()
+    remember_forks()
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        if not (platforms := jax.config.jax_platforms):
+            raise
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0] or "it has no plugin"
+        raise UserError(
+            f"JAX finds no device for JAX_PLATFORMS={platforms} ({reason}); install the plugin, for cuda the extra "
+            "cuda, or unset JAX_PLATFORMS"
+        ) from error
+
+
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Build the device mesh with the axes `data`, `fsdp` and `expert`, by default of all devices.
 
@@ -58,7 +78,7 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
     other axis leaves. `data` gets the remaining factor. Raises UserError if the sizes do not divide the number of
     devices.
     """
-    devices = np.asarray(jax.devices() if devices is None else devices)
+    devices = np.asarray(find_devices() if devices is None else devices)
     fsdp, expert = sizes["fsdp"], sizes["expert"]
     if fsdp == -1 and expert > 0:
         fsdp = len(devices) // expert

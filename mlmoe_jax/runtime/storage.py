@@ -26,7 +26,7 @@ import numpy as np
 from etils import epath
 from filelock import FileLock, Timeout
 
-from mlmoe_jax.errors import DiskError, UserError
+from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.files import (
     PathLike,
     damage_explained,
@@ -34,6 +34,7 @@ from mlmoe_jax.runtime.files import (
     disk_errors_explained,
     file_sha256,
     is_file_name,
+    open_regular,
     read_bytes,
 )
 from mlmoe_jax.runtime.formats import dump_json, read_npz
@@ -126,11 +127,8 @@ class Folder:
             lock.acquire()
         except Timeout as error:
             raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
-        except OSError as error:
-            if (reason := disk_error(error, self / LOCK)) is not None:
-                raise reason from error
-            # it is a link or a folder
-            raise UserError(f"cannot lock {self}: {error.strerror or error}; remove {self / LOCK}") from error
+        except (OSError, NotImplementedError) as error:
+            raise self._lock_error(error) from error
         try:
             yield
         finally:
@@ -146,6 +144,19 @@ class Folder:
                 return False
         except Timeout:
             return True
+        except (OSError, NotImplementedError) as error:
+            raise self._lock_error(error) from error
+
+    def _lock_error(self, error: OSError | NotImplementedError) -> UserError:
+        path = self / LOCK
+        if (reason := disk_error(error, path)) is not None:
+            return reason
+        advice = (
+            f"remove {path}"
+            if os.path.islink(path) or os.path.isdir(path)
+            else "name a folder on a disk that has locks"
+        )
+        return UserError(f"cannot lock {self}: {reason_of(error)}; {advice}")
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]
@@ -339,6 +350,22 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def named_file(path: PathLike) -> epath.Path:
+    """Return the file to write for a path that the user has named: a link at this path is followed.
+
+    Raises UserError if something other than a regular file is there, or the link must not be followed.
+    """
+    if "://" in os.fspath(path):
+        return epath.Path(path)
+    try:
+        open_regular(path).close()  # the system refuses links of others in folders such as /tmp
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {reason_of(error)}") from error
+    return epath.Path(os.path.realpath(path))
+
+
 def require_new(path: PathLike) -> Path:
     """Return a local path for an output; UserError if it exists already, or if its parent folder does not exist."""
     local = Path(path)
@@ -358,15 +385,19 @@ def keep_edited(path: epath.Path, sha256: str) -> None:
     """Rename the file at `path` if somebody has edited it since it was written.
 
     Call this function just before the file is replaced. It is for outputs whose path the user has not chosen. `sha256`,
-    the hash of the new content, is stored in the file `edit_note`.
+    the hash of the new content, is stored in the file `edit_note`, beside the hash of the file that it replaces: the
+    process may be killed before it replaces the file.
     """
     note = edit_note(path)
-    if path.is_file() and not (note.is_file() and note.read_text().strip() == file_sha256(path)):
+    known = note.read_text().split() if note.is_file() else []
+    hashes = [file_sha256(path)] if path.is_file() else []
+    if not set(hashes).issubset(known):
         names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
         kept = next(name for name in names if not name.exists())
         path.rename(kept)
         logging.getLogger(__name__).warning("%s was edited since it was written, and is now %s", path, kept)
-    Folder(path.parent).write_text(note.name, f"{sha256}\n")
+        hashes = []
+    Folder(path.parent).write_text(note.name, "\n".join([*hashes, sha256]))
 
 
 @contextlib.contextmanager
@@ -416,6 +447,9 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     if target.path is None:
         sys.stdout.flush()
+        if not hasattr(sys.stdout, "buffer"):  # a notebook shows text
+            yield sys.stdout
+            return
         file = io.TextIOWrapper(sys.stdout.buffer, line_buffering=True, **encoding)
         try:
             yield file
@@ -423,7 +457,7 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
             file.detach()
         return
     try:
-        with atomic_file(target.path) as partial:
+        with atomic_file(named_file(target.path) if target.is_named else target.path) as partial:
             with open(partial, "w", **encoding) as file:
                 yield file
             if not target.is_named:

@@ -15,7 +15,7 @@ from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
 from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split
-from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
+from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images, sample_digests
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
@@ -24,7 +24,7 @@ from mlmoe_jax.inference.text_encoder import vectors_for
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.loss_catalog import LOSSES
-from mlmoe_jax.runs.folder import RunFolder, read_label_space
+from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space, training_finished
 from mlmoe_jax.runs.image_record import ImageRecord, describe_leak, read_image_record
 from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runtime.progress import status
@@ -124,13 +124,19 @@ def _record_images(
 
     The second result is `_report_order` for a resumed run; otherwise False. If images that the initial values were
     trained on are to be evaluated, a warning is logged. If a run is resumed that has not evaluated these images before,
-    UserError is raised.
+    or that is finished and has other images, UserError is raised.
     """
     others = [split for split in eval_splits.values() if split.name != config.data.train_split]
-    record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
+    evaluated = (name for split in others for name in split.ids)
+    record = ImageRecord.of(train_split.ids, evaluated, sample_digests((train_split, *others)))
     before = read_image_record(origin.folder) if isinstance(origin, RunOrigin) else None
     if before is None:
         return record, False
+    if origin.resumes and training_finished(origin.folder) and not record.has_images_of(before):
+        raise UserError(
+            f"{origin.folder} holds a finished training on other images, which were in "
+            f"{find_root(read_config(origin.folder).data) or 'another place'}; train in another --workdir"
+        )
     for split in others:
         if leak := describe_leak(before, origin.folder, split.name, split.ids):
             known = set(before.find_evaluated(split.ids))  # the warning was logged when the run started
@@ -155,6 +161,8 @@ def _report_order(
             f"earlier results are on other images: {abbreviate(moved)}"
         )
     if np.array_equal(before.trained, now.trained):
+        if not now.has_images_of(before):
+            _logger.warning(f"images have changed since the run in {folder} started, so it continues with other images")
         return False
     changed = (
         f"the training images of the run in {folder}, or their order, have changed since it started "

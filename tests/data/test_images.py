@@ -11,8 +11,12 @@ from helpers.tables import write_images
 from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import decoding
-from mlmoe_jax.data.decoding import BadImage, Decoding, read_image, read_size
+from mlmoe_jax.data.decoding import BadImage, Decoding, has_frames, read_image, read_size
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import list_usages
+from mlmoe_jax.data.usage import unused_input
+from mlmoe_jax.inference.inputs import MixedImages
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
 
@@ -84,6 +88,38 @@ def test_an_animation_becomes_its_first_frame(file_format):
     options = {"lossless": True} if file_format == "WEBP" else {}
     image = read_image(encoded(frames[0], file_format, save_all=True, append_images=frames[1:], **options))
     np.testing.assert_array_equal(image, np.asarray(frames[0]))
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP", "AVIF"])
+def test_images_with_several_frames_are_counted(file_format, tmp_path):
+    """In a folder, as bytes and as Pillow images, and in a part of a data set."""
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
+    suffix = ".gif" if file_format == "GIF" else f".{file_format.lower()}"
+    one, several = (
+        encoded(frames[0], file_format),
+        encoded(frames[0], file_format, save_all=True, append_images=frames[1:]),
+    )
+    names = [f"one{suffix}", f"several{suffix}"]
+    for name, content in zip(names, (one, several), strict=True):
+        (tmp_path / name).write_bytes(content)
+    files = ImageFiles(tmp_path, names)
+    mixed = MixedImages([one, several, Image.open(io.BytesIO(several)), np.asarray(frames[0])])
+    said = "with several frames, of which the first is used:"
+    assert files.frames_note() == [f"has 1 image {said} {tmp_path / names[1]}"]
+    assert mixed.frames_note() == [f"has 2 images {said} image 1, image 2"]
+    assert files.take(np.array([0])).frames_note() == []
+    split = Split("train", ("sea",), np.ones((2, 1), np.int8), names, files)
+    assert unused_input(list_usages([split])) == [f"split train has 1 image {said} {tmp_path / names[1]}"]
+
+
+def test_smaller_copies_and_masks_are_no_frames(tmp_path):
+    image = Image.new("RGB", (8, 8), "red")
+    preview = Image.new("RGB", (4, 4), "red")
+    preview.encoderinfo = {"tiffinfo": {254: 1}}
+    assert not has_frames(encoded(image, "TIFF", save_all=True, append_images=[preview]))
+    assert not has_frames(encoded(image, "MPO", save_all=True, append_images=[image]))
+    assert not has_frames(tmp_path / "missing.gif")
+    assert not has_frames(b"no image")
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])

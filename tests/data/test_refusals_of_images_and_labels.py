@@ -42,7 +42,7 @@ def in_bytes(case: str, data: bytes, *says: str, **decoding) -> Refusal:
     return Refusal(case, None, lambda _: read_image(data, decoding=Decoding(**decoding)), *says, error=BadImage)
 
 
-def at_once(says: str, make) -> Refusal:
+def at_once(says: str, make, case: str = "") -> Refusal:
     """Bytes whose decoding would take minutes."""
 
     @contextlib.contextmanager
@@ -51,7 +51,7 @@ def at_once(says: str, make) -> Refusal:
         yield data
         assert time.thread_time() - started < 3
 
-    return Refusal(says, in_seconds, read_image, says, error=BadImage)
+    return Refusal(case or says, in_seconds, read_image, says, error=BadImage)
 
 
 def no_file(case: str, path: str, make=None, says="") -> Refusal:
@@ -75,6 +75,43 @@ def tiff_of_jpeg(side: int, jpeg: bytes) -> bytes:
     sizes = [(256, side), (257, side), (258, 8), (259, 7), (262, 1), (277, 1), (322, side), (323, side), (324, 8)]
     tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*sizes, (325, len(jpeg))])
     return struct.pack("<2sHI", b"II", 42, at) + jpeg.ljust(at - 8, b"\0") + struct.pack("<H", 10) + tags + bytes(4)
+
+
+def tiff_of_strips(side: int, count: int, tile: int) -> bytes:
+    """Return a gray TIFF with `count` strips of a row, or tiles with a side of `tile`, which all are the same bytes."""
+    pixels = bytes(100_000)
+    parts = [(322, tile), (323, tile), (324, None), (325, None)] if tile else [(273, None), (278, 1), (279, None)]
+    tags = [(256, side), (257, side), (258, 8), (259, 1), (262, 1), (277, 1), *parts]
+    at = 10 + 12 * len(tags) + 4
+    entries = b""
+    for tag, value in tags:
+        place = at + len(pixels) + (4 * count if tag in (325, 279) else 0)
+        value, number = (value, 1) if value is not None else (place, count)
+        if number == 1 and value == place:
+            value = at if tag in (324, 273) else len(pixels)
+        entries += struct.pack("<HHII", tag, 4, number, value)
+    arrays = struct.pack(f"<{count}I", *[at] * count) + struct.pack(f"<{count}I", *[len(pixels)] * count)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + pixels + arrays
+
+
+def with_parts(kind: str, at: int, parts: bytes) -> bytes:
+    """Return an image with more bytes after `at` bytes."""
+    data = encoded(np.zeros((8, 8), np.uint8), kind)
+    return data[:at] + parts + data[at:]
+
+
+def segment(content: bytes) -> bytes:
+    return b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+PROFILE = chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(2**20 - 1)))
+EMPTY = chunk(b"teSt", b"")
+REPEATED = "its strips or tiles repeat the same bytes, which would take long to decode; store it again"
+PARTS = "its metadata have too many parts, which would take long to read; store it without"
 
 
 def empty_png(side: int) -> bytes:
@@ -125,6 +162,13 @@ IMAGES = [
     at_once("more than 250 scans", lambda: repeat_scan(progressive(2000), 600)),
     at_once("more than 500 scans", lambda: repeat_scan(progressive(8), 600)),
     at_once("it is damaged", lambda: tiff_of_jpeg(2000, repeat_scan(progressive(2000), 80))),
+    at_once(PARTS, lambda: with_parts("JPEG", 2, segment(b"Exif\0\0") * 200_000), "small segments"),
+    at_once(PARTS, lambda: with_parts("JPEG", 2, segment(b"Exif\0\0" + bytes(65_000)) * 1_000), "large segments"),
+    at_once(PARTS, lambda: with_parts("GIF", 13, b"!\xfe" + (b"\xff" + bytes(255)) * 20_000 + b"\0"), "comments"),
+    *(at_once(PARTS, lambda at=at: with_parts("PNG", at, PROFILE * 700), f"profiles {at}") for at in (33, -12)),
+    *(at_once(PARTS, lambda at=at: with_parts("PNG", at, EMPTY * 400_000), f"chunks {at}") for at in (33, -12)),
+    *(at_once(REPEATED, lambda tile=tile: tiff_of_strips(1000, 900, tile), f"tiles {tile}") for tile in (0, 16)),
+    at_once("it has more than 125,000,000 pixels", lambda: tiff_of_strips(16, 1, 26_000)),
     at_once("more than 100 comments", lambda: b"P3 8 8 255\n" + b"#\n" * 500_000 + b"0 " * 192),
 ]
 

@@ -1,10 +1,12 @@
 import numpy as np
+from helpers.color_model import HALVES, color, make_run
 from PIL import Image
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import Decoding, open_image, read_image
 from mlmoe_jax.data.transforms import resize_square
 from mlmoe_jax.inference.inputs import MixedImages, read_images
+from mlmoe_jax.inference.predictor import Predictor
 
 
 def test_one_image_in_every_form(tmp_path):
@@ -16,6 +18,17 @@ def test_one_image_in_every_form(tmp_path):
     for row in range(6):
         np.testing.assert_array_equal(given.read(row), pixels, err_msg=str(row))
     assert [given.name(row) for row in range(4)] == [str(path), str(path), "image 2", "image 3"]
+
+
+def test_a_prediction_warns_of_several_frames(tmp_path, caplog):
+    frames = [Image.fromarray(color(value)) for value in (1, 2)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    config = default_config()
+    config.data.image_size = 4
+    for predict in (Predictor(make_run(), HALVES), lambda path: read_images(path, config)):
+        caplog.clear()
+        predict(tmp_path / "a.gif")
+        assert caplog.text.count("the input has 1 image with several frames, of which the first is used: ") == 1
 
 
 def test_modes_that_few_files_have(tmp_path):

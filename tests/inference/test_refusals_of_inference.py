@@ -53,6 +53,12 @@ REFUSALS = [
     of_image("mode F", lambda: Image.new("F", (2, 2)), f"{CANNOT}its pixels are float32 without"),
     of_image("mode I", lambda: Image.new("I", (6, 4), -1), "its pixels are int32 without a known white"),
     of_image("a part of a JPEG", half_a_jpeg, "truncated"),
+    *(
+        of_request(type(images).__name__, f"the type {type(images).__name__} and should be a sequence", images=images)
+        for images in (iter(["a.jpg"]), {"a.jpg"}, {"a.jpg": "sea"}, 3)
+    ),
+    of_request("an address", "it is an address of the web; download the file", images="https://example.com/a.jpg"),
+    of_request("a folder", "Is a directory; give the images in it", images="/"),
     of_request("no label", "top_k is 0 and should be from 1 to the 4", top_k=0),
     of_request("five labels", "top_k is 5 and should be from 1 to the 4", top_k=5),
     of_request("no batch", "the batch size is 0", batch_size=0),

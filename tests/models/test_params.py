@@ -90,6 +90,8 @@ def test_a_fingerprint_is_of_names_types_shapes_and_every_bit():
     assert fingerprint({**params, "b/x": np.asfortranarray(params["b/x"])}) == known, "nor their layout in memory"
     one_bit = params["b/x"].copy()
     one_bit.view(np.uint32)[1, 2] ^= 1
+    wide = {path: value.astype(np.float64) if value.dtype == np.float32 else value for path, value in params.items()}
+    assert fingerprint(wide) == known, "nor JAX_ENABLE_X64"
     changes = [
         {**params, "b/x": one_bit},
         {**params, "b/x": params["b/x"].reshape(3, 2)},

@@ -1,12 +1,14 @@
 """What a run folder refuses, and its files × what can happen to them."""
 
 import contextlib
+import errno
 import io
 import json
 import os
 import shutil
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -148,6 +150,21 @@ WRITING = [
     of_store(RunFolder.require_creatable),
     of_store(RunFolder.require, "config.json"),
     linked(".lock", "writing", write, "cannot lock {at}/run: Too many levels of symbolic links; remove {at}/run/.lock"),
+    linked(".lock", "looking", RunFolder.is_in_use, "Too many levels of symbolic links; remove {at}/run/.lock"),
+    *(
+        Refusal(
+            f"a disk without locks, {type(error).__name__}",
+            lambda at, error=error: patched(
+                "mlmoe_jax.runtime.storage.FileLock.acquire", mock.Mock(side_effect=error), RunFolder(at)
+            ),
+            write,
+            f"cannot lock {{at}}: {reason}; name a folder on a disk that has locks",
+        )
+        for error, reason in (
+            (OSError(errno.ENOLCK, "No locks available"), "No locks available"),
+            (NotImplementedError("it has no flock"), "it has no flock"),
+        )
+    ),
     linked("samples", "writing", lambda folder: folder.write_text("samples/new.json", "{}")),
     linked("prune/levels/b", "a run below", lambda folder: folder.below("prune/levels/b")),
     linked("samples", "adopting", RunFolder(os.devnull).adopt),

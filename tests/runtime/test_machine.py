@@ -4,8 +4,10 @@ import platform
 import psutil
 import pytest
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import machine
-from mlmoe_jax.runtime.machine import cores
+from mlmoe_jax.runtime.machine import cores, require_unforked
+from mlmoe_jax.runtime.sharding import make_mesh
 
 
 @pytest.fixture
@@ -40,3 +42,17 @@ def test_freed_memory_is_returned_to_the_system():
     machine.return_freed_memory()
     assert filled - process.memory_info().rss > 60 * mib
     assert len(end) == 1000
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning", "ignore:This process:DeprecationWarning")
+def test_a_process_that_is_forked_from_one_with_jax_is_refused():
+    make_mesh({"fsdp": 1, "expert": 1})
+    require_unforked()
+    if not (child := os.fork()):
+        try:
+            require_unforked()
+        except UserError as error:
+            os._exit(7 if "forked from one that uses JAX" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    require_unforked()

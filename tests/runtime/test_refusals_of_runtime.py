@@ -8,6 +8,7 @@ import resource
 import stat
 import zipfile
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,13 @@ from helpers.refusals import Refusal, each
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import DiskError, UserError
-from mlmoe_jax.runtime import distributed, files, memory, preemption
+from mlmoe_jax.runtime import distributed, files, memory, preemption, sharding
 from mlmoe_jax.runtime.distributed import VARIABLES, find_job
 from mlmoe_jax.runtime.files import damage_explained, open_to_append, read_bytes, read_stream
 from mlmoe_jax.runtime.formats import read_npz, read_rows
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.sharding import find_devices, make_mesh
 from mlmoe_jax.runtime.storage import Folder, OutputTarget, atomic_file, atomic_folder, open_output, require_new
 
 
@@ -51,6 +52,18 @@ def on_three_devices(at):
         yield config
 
 
+def without_device(error: Exception, says: str) -> Refusal:
+    """A platform of JAX_PLATFORMS that cannot be used."""
+
+    def run(at):
+        with pytest.MonkeyPatch.context() as patch:
+            known = SimpleNamespace(devices=mock.Mock(side_effect=error), config=SimpleNamespace(jax_platforms="cuda"))
+            patch.setattr(sharding, "jax", known)
+            find_devices()
+
+    return Refusal(f"no device, {says}", None, run, f"JAX finds no device for JAX_PLATFORMS=cuda ({says}); install the")
+
+
 def passes(context, error: Exception) -> Refusal:
     """An error that does not concern a context of a disk, a device or signals."""
 
@@ -68,6 +81,8 @@ def allocate(at):
 
 DEVICES = [
     *(of_mesh(*sizes) for sizes in [(3, 1), (-1, -1), (16, 1), (16, -1), (0, 1), (-1, 0), (-4, 1), (-8, -1)]),
+    without_device(AssertionError(), "it has no plugin"),
+    without_device(RuntimeError("libcuda is missing (set JAX_PLATFORMS='' to go on)"), "libcuda is missing"),
     of_job("no coordinator", None, "3", "1"),
     of_job("an empty number", "10.0.0.1:5000", "", "1"),
     of_job("no port", "10.0.0.1", "3", "1"),

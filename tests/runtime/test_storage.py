@@ -1,6 +1,7 @@
 """Files and folders that appear whole, what ended processes have left, outputs, and names and links of others."""
 
 import errno
+import io
 import os
 import re
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import is_file_name
 from mlmoe_jax.runtime.storage import (
     Folder,
     OutputTarget,
     atomic_file,
     atomic_folder,
+    keep_edited,
     new_temporary,
     open_output,
     remove_leftovers,
@@ -128,6 +131,13 @@ def write_output(path: Path, text: str, **options) -> None:
         file.write(text)
 
 
+def test_standard_output_may_be_text_as_in_a_notebook(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with open_output(OutputTarget(None, "csv")) as file:
+        file.write("image,labels\n")
+    assert sys.stdout.getvalue() == "image,labels\n"
+
+
 def test_an_output_that_somebody_has_edited_is_renamed(tmp_path, caplog):
     path = tmp_path / "a.csv"
     for text in ("1", "2"):
@@ -139,6 +149,31 @@ def test_an_output_that_somebody_has_edited_is_renamed(tmp_path, caplog):
     assert f"{path} was edited since it was written, and is now {tmp_path / 'a-2.csv'}" in caplog.text
     found = {path.name: path.read_text() for path in tmp_path.glob("[a-z]*")}
     assert found == {"a.csv": "3", "a-2.csv": "mine", "a-3.csv": "mine too"}
+
+
+def test_a_killed_process_has_edited_nothing(tmp_path, caplog):
+    path = tmp_path / "a.csv"
+    write_output(path, "1", is_named=False)
+    keep_edited(epath.Path(path), "of a file that the process did not move here before it was killed")
+    for text in ("2", "3"):
+        write_output(path, text, is_named=False)
+    assert not caplog.text
+    assert sorted(names(tmp_path)) == [".a.csv.sha256", "a.csv"]
+
+
+def test_an_output_that_the_user_names_is_written_through_a_link(tmp_path):
+    (tmp_path / "link.csv").symlink_to("below/a.csv")
+    (tmp_path / "below").mkdir()
+    for text in ("1", "2"):  # also if the target is new
+        write_output(tmp_path / "link.csv", text)
+        assert (tmp_path / "below" / "a.csv").read_text() == text
+    write_output(tmp_path / "link.csv", "3", is_named=False)  # of a run folder, which may be from somebody else
+    assert (tmp_path / "below" / "a.csv").read_text() == "2"
+    (tmp_path / "round.csv").symlink_to("round.csv")
+    (tmp_path / "pipe.csv").symlink_to("/dev/null")
+    for name, reason in (("round.csv", "Too many levels"), ("pipe.csv", "not a regular file")):
+        with pytest.raises(UserError, match=f"cannot write .*{name}: .*{reason}"):
+            write_output(tmp_path / name, "1")
 
 
 # ------------------------------------------------------------------------------------------- names and links of others

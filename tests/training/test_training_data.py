@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.tables import settings, write
+from PIL import Image
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
@@ -95,6 +96,37 @@ def test_a_resumed_training_reports_data_that_have_changed(started, changed, key
     assert len(warnings) == len(says)
     for warning, start in zip(warnings, says, strict=True):
         assert warning.startswith(start.format(run=folder))
+
+
+@pytest.mark.parametrize("changed", [table(), REVERSED, table(a="spare"), table(d="spare"), ""])
+def test_a_finished_training_is_refused_on_other_images(started, changed, tmp_path, refusal):
+    config, folder = started
+    finish(folder, config)
+    if changed:
+        (tmp_path / "all.csv").write_text(changed)
+    else:  # other images of the same names
+        Image.new("RGB", (5, 5)).save(tmp_path / "a.png")
+    if changed == table():
+        open_training_data(config, Resumed(config, folder))
+        return
+    says = refusal(open_training_data, config, Resumed(config, folder))
+    assert says == (
+        f"{folder} holds a finished training on other images, which were in {tmp_path}; train in another --workdir"
+    )
+
+
+def finish(folder: RunFolder, config) -> None:
+    """Write what a run writes at its end."""
+    folder.write_text("config.json", to_json(config))
+    folder.write_json("results.json", {"val": {"finished": True}})
+
+
+def test_images_whose_content_has_changed_are_said(started, tmp_path, caplog):
+    config, folder = started
+    Image.new("RGB", (5, 5)).save(tmp_path / "d.png")
+    open_training_data(config, Resumed(config, folder))
+    says = f"images have changed since the run in {folder} started, so it continues with other images"
+    assert says in caplog.messages
 
 
 def test_a_resumed_training_keeps_the_label_space_that_it_was_trained_with(started, refusal):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.data.decoding import IMAGE_FORMATS, Decoding, read_image
+from mlmoe_jax.data.decoding import IMAGE_FORMATS, Decoding, has_frames, read_image
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.pretrained.load import read_tensors
 from tools.fuzz.data_sets import own_images
@@ -79,6 +79,35 @@ def images(draw: st.DrawFn, base: Path, place: Path) -> Case:
         path = draw(st.sampled_from(sorted(base.iterdir())))
         content = damaged(draw, path.read_bytes())
     return repr(content[:100]), partial(read_image, content, decoding=Decoding(draw(st.sampled_from((0, 4)))))
+
+
+def containers(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    """Whole images whose containers have parts again and again, and lengths and offsets that do not fit."""
+    kind = draw(st.sampled_from(("PNG", "JPEG", "WEBP", "AVIF", "JPEG2000", "TIFF", "GIF")))
+    content = (base / f"{kind}-RGB").read_bytes() if (base / f"{kind}-RGB").exists() else encoded(kind, "RGB")
+    name = draw(st.sampled_from((b"iCCP", b"eXIf", b"zTXt", b"EXIF", b"free", b"Exif", b"uuid")))
+    body = draw(st.sampled_from((b"", b"a\0\0" + zlib.compress(bytes(2**20 - 1)), b"Exif\0\0" + bytes(60_000))))
+    part = {
+        "PNG": chunk(name, body),
+        "JPEG": b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body,
+        "WEBP": name + struct.pack("<I", len(body)) + body + bytes(len(body) % 2),
+        "GIF": b"!\xfe" + (b"\xff" + bytes(255)) * 4 + b"\0",
+    }.get(kind, struct.pack(">I", len(body) + 8) + name + body)
+    times, at = draw(st.sampled_from((1, 100, 2_000, 20_000))), draw(st.integers(0, len(content)))
+    times = min(times, 2**24 // len(part))
+    content = bytearray(content[:at] + part * times + content[at:])
+    for _ in range(draw(st.integers(0, 3))):  # a length, an offset or a count
+        place_of_number = draw(st.integers(0, min(len(content), 400) - 4))
+        content[place_of_number : place_of_number + 4] = draw(
+            st.sampled_from((b"\0" * 4, b"\xff" * 4, b"\0\0\xff\xff"))
+        )
+    data = bytes(content)
+
+    def act() -> None:
+        has_frames(data)
+        read_image(data)
+
+    return f"{kind} {name!r} × {times} at {at}", act
 
 
 def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:

@@ -3,7 +3,7 @@
 from tools.fuzz.account import own_input
 from tools.fuzz.commands import command_line, overrides, stored_config
 from tools.fuzz.data_sets import packed_data, prepare_packed, prepare_published, published, tables
-from tools.fuzz.files import images, lists, prepare_images, weights
+from tools.fuzz.files import containers, images, lists, prepare_images, weights
 from tools.fuzz.hostile import Group
 from tools.fuzz.runs import make_run, model, prepare_run, run_folder
 from tools.fuzz.strangers import names, prepare_shared, requests, shared_model, tokenizers, vectors
@@ -17,6 +17,7 @@ GROUPS = {
     "packed data": Group(packed_data, 0.05, prepare_packed),
     "weights": Group(weights, 0.12),
     "images": Group(images, 0.12, prepare_images),
+    "containers": Group(containers, 0.05, prepare_images),
     "image lists": Group(lists, 0.05),
     "run folders": Group(run_folder, 0.05, make_run),
     "own input": Group(own_input, 0.1),

@@ -7,6 +7,7 @@ command are answered at once.
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -210,7 +211,9 @@ def _finish_training(results: Results, config: ConfigDict, folder: RunFolder, fl
     write_requested_samples(folder, config)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
-    return _show_results(results, flags, f"run folder: {folder}")
+    workdir = f"--workdir={shlex.quote(str(folder))}"
+    following = f"next: mlmoe report {workdir}, or mlmoe predict {workdir} --images=FOLDER"
+    return _show_results(results, flags, f"run folder: {folder}\n{following}")
 
 
 def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:

@@ -22,6 +22,7 @@ from mlmoe_jax.runs import folder as names
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.storage import named_file
 from mlmoe_jax.runtime.version import __version__
 
 REPORT = "report.html"
@@ -147,7 +148,7 @@ def write_report(
         folder.write_json(COST, count_cost(files.config))
     bundle = vega_bundle()
     page = render(files, bundle)
-    target = folder / REPORT if output is None else epath.Path(output)
+    target = folder / REPORT if output is None else named_file(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
     except OSError as error:

@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import HTTPException
@@ -25,10 +25,12 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 _WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
+_FIRST_FRAME = "it has several frames, of which the first is labeled"
 _DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # processes that decode one image at a time each
 _DECODE_SECONDS = 10.0  # the longest time that decoding one image may take
@@ -55,6 +57,13 @@ def require_readable(results: Sequence[dict[str, Any]]) -> None:
     """Raise HTTPException if the results of all images are errors."""
     if all("error" in result for result in results):
         raise HTTPException(422, results[0]["error"])
+
+
+class _Decoded(NamedTuple):
+    """The model's input u8[H,W,3] from an image file, and whether the file has several frames."""
+
+    pixels: np.ndarray
+    has_frames: bool
 
 
 class ServerMetrics:
@@ -209,10 +218,11 @@ class Service:
         """Label images, and return one dict per image that can be written as JSON.
 
         Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability) and, depending on the
-        options, `gates` and `attention`. For an unreadable image: `image` and `error`.
+        options, `gates` and `attention`. For an unreadable image: `image` and `error`. For an image with several frames
+        also `note`.
         """
         decoded = await self._decode_all(images)
-        readable = [image for image in decoded if not isinstance(image, BadImage)]
+        readable = [image.pixels for image in decoded if not isinstance(image, BadImage)]
         self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
         outputs = iter(await self._batcher.submit(readable, EXPLAINED if options.attention else LABELED))
         self.metrics.images.labels("labeled").inc(len(readable))
@@ -223,7 +233,7 @@ class Service:
             for (name, _), image in zip(images, decoded, strict=True)
         ]
 
-    async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
+    async def _decode_all(self, images: RequestImages) -> list[_Decoded | BadImage]:
         """Decode the images of a request.
 
         The more time its decoded images took, the longer its remaining images wait behind images of other requests.
@@ -231,7 +241,7 @@ class Service:
         clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
         due = clock()
 
-        async def decode(name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
+        async def decode(name: str, content: bytes | BadImage) -> _Decoded | BadImage:
             nonlocal due
             async with few, self._turns(due):
                 started = clock()
@@ -241,26 +251,31 @@ class Service:
 
         return await asyncio.gather(*(decode(*image) for image in images))
 
-    async def _decode(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
+    async def _decode(self, name: str, content: bytes | BadImage) -> _Decoded | BadImage:
         if isinstance(content, BadImage):
             return content
         try:
-            return await asyncio.wrap_future(self.readers.submit(content, name))
+            image = _Decoded(*await asyncio.wrap_future(self.readers.submit(content, name)))
         except BadImage as error:
             return error
         except WorkerLost as error:
             return BadImage(f"cannot read {name} as an image: {error}; store it again")
+        if image.has_frames:
+            status(f"{name}: {_FIRST_FRAME}")
+        return image
 
-    def _result(self, name: str, image: np.ndarray, output: Prediction, options: Options) -> dict[str, Any]:
+    def _result(self, name: str, image: _Decoded, output: Prediction, options: Options) -> dict[str, Any]:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}
+        if image.has_frames:
+            answer["note"] = _FIRST_FRAME
         if options.gates:
             answer["gates"] = {
                 gate: weights_by_label(predictor.names, weights) for gate, weights in output.gates.items()
             }
         if options.attention:
-            answer["attention"] = self._attention(image, output)
+            answer["attention"] = self._attention(image.pixels, output)
         return answer
 
     def _attention(self, image: np.ndarray, output: Prediction) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import NamedTuple
 from mlmoe_jax.data.image_search import list_files, list_images
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
 from mlmoe_jax.runtime.text import quantity, unicode_forms
 
@@ -64,7 +65,7 @@ def find_images(items: Sequence[str], *, repeats: bool = True) -> ImageList:
         paths += images
         usages.append(usage)
     unique = list(dict.fromkeys(paths))
-    usages.append(Usage("--images", "image", {"": len(unique)}))
+    usages.append(Usage("--images", "image", {"": len(unique)}, notes=MixedImages(unique).frames_note()))
     if again := len(paths) - len(unique):
         if repeats:
             usages[-1].notes.append(f"names {quantity(again, 'image')} again, with a row for each time")

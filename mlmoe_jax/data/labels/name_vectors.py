@@ -14,11 +14,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from etils import epath
 from jaxtyping import Float, Float32
 from safetensors.numpy import load, save
 
@@ -26,7 +26,7 @@ from mlmoe_jax.data.names import require_list
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text, read_bytes
 from mlmoe_jax.runtime.formats import read_metadata
-from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.storage import Folder, named_file
 from mlmoe_jax.runtime.text import abbreviate, compose
 
 SUFFIX = ".safetensors"
@@ -73,7 +73,7 @@ def is_vectors_file(path: PathLike) -> bool:
 
 def require_vectors_file(path: PathLike) -> None:
     """Raise UserError unless a file of vectors can be written at a path."""
-    if not is_vectors_file(path) or not ("://" in os.fspath(path) or epath.Path(path).parent.is_dir()):
+    if not is_vectors_file(path) or not ("://" in os.fspath(path) or Path(path).parent.is_dir()):
         raise UserError(f"--output={path} should be a {SUFFIX} file in a folder that exists")
 
 
@@ -186,7 +186,7 @@ class NameVectors:
 
     def write(self, path: PathLike) -> None:
         """Write the vectors to a .safetensors file, which is replaced whole."""
-        place = epath.Path(path)
+        place = named_file(path)
         content = save(self.arrays(), {_ABOUT: replace(self, sha256="").about()})
         Folder(place.parent).write_bytes(place.name, content)
 

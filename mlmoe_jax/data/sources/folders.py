@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
+from mlmoe_jax.data.image_search import find_copies, is_folder, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.names import STANDARD_SPLITS, split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
@@ -80,7 +80,7 @@ def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, s
 
 def _subfolders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not is_skipped(entry.name))
+        return sorted(entry.name for entry in entries if is_folder(entry) and not is_skipped(entry.name))
 
 
 def _count_rest(root: Path, split_of_folder: Mapping[str, str | None], named: Collection[str]) -> Usage:

@@ -48,6 +48,7 @@ class TfdsImages(EncodedImages):
     source: Any
     key: str
     title: str
+    may_have_frames = False  # to know it, all files would have to be read
 
     def __len__(self) -> int:
         return len(self.source)

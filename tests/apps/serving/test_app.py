@@ -69,6 +69,16 @@ def test_an_image_that_its_decoder_does_not_survive_spoils_nothing(labeler, monk
     assert service.readers.replaced == 3
 
 
+def test_an_image_with_several_frames_says_so(ask):
+    frames = [Image.fromarray(color(value)) for value in (200, 10)]
+    animation = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    files = [("images", (name, content)) for name, content in (("a.gif", animation), ("b.png", encoded(color(200))))]
+    several, one = ask(200, files=files)["results"]
+    assert several["note"] == "it has several frames, of which the first is labeled"
+    assert "note" not in one
+    assert several["labels"] == one["labels"]
+
+
 def test_files_of_a_form_stay_in_memory(ask, monkeypatch):
     sizes = []
     monkeypatch.setattr(formparsers, "SpooledTemporaryFile", lambda max_size: sizes.append(max_size) or io.BytesIO())

@@ -26,3 +26,13 @@ def test_an_added_label_changes_no_score_of_the_others(tmp_path, head, capsys):
     told = capsys.readouterr().err
     assert "labels matched by name: boat, sea; new: dune; left out: none" in told
     assert (tmp_path / "more" / "labels.txt").read_text().split() == ["boat", "sea", "dune"]
+
+
+def test_an_import_that_was_killed_is_made_again_by_the_same_command(tmp_path):
+    config, folder = write_run(tmp_path, **HEADS["cosine"]), RunFolder(tmp_path / "more")
+    import_run(config, folder)
+    for path in folder.path.iterdir():
+        if path.name != "adapter.safetensors":
+            path.unlink()
+    import_run(config, folder)
+    assert (folder / "config.json").exists()

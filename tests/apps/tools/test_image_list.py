@@ -8,6 +8,7 @@ import pytest
 
 from mlmoe_jax.apps.tools import image_list
 from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
 
 
@@ -58,6 +59,23 @@ def test_folders_follow_links_but_no_cycles(tree):
 def test_folders_are_searched_and_patterns_match(tree, item, images):
     folder = f"{tree}/photos" if "{tree}" in item else "photos"
     assert find_images([item.format(tree=tree)]).paths == [f"{folder}/{name}" for name in images]
+
+
+def test_links_to_themselves_and_entries_that_cannot_be_read_are_counted(tree, caplog, monkeypatch):
+    for name, target in (("self", "self"), ("one.jpg", "two.jpg"), ("two.jpg", "one.jpg")):
+        (tree / "photos" / name).symlink_to(target)
+    assert find_images(["photos"]).paths == [f"photos/{name}" for name in sorted([*IN_DEPTH, "one.jpg", "two.jpg"])]
+    assert "in no image format (c/notes.txt, self)" in caplog.messages[-1]
+
+    class Entry:  # of a network drive
+        name, path = "c", "photos/c"
+
+        def is_dir(self):
+            raise PermissionError
+
+    monkeypatch.setattr(os, "scandir", lambda folder: [Entry()])
+    with pytest.raises(UserError, match="1 in no image format \\(c\\)"):
+        find_images(["photos"])
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def check_steps(
     Raises:
       UserError: the mesh or the batch size does not match the devices, or under the conditions of `tpu_devices`.
     """
-    devices = tpu_devices(topology) if topology else jax.devices()
+    devices = tpu_devices(topology) if topology else sharding.find_devices()
     mesh = setup_jax(config, devices, training=not find_batch)
     capacity, source = capacity_elsewhere(devices[0]) if topology else device_capacity(devices[0])
     if find_batch and capacity is None:

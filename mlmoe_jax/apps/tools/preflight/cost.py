@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import Params, module_rows
-from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.sharding import find_devices, make_mesh
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.training.build_steps import Steps, abstract_steps
 
@@ -40,7 +40,7 @@ def count_cost(config: ConfigDict) -> dict[str, Any]:
       `memory`: the bytes of each part of the training state: frozen, trainable, optimizer, average and selected.
       `modules`: name of a module -> the numbers of all its parameters and of its trainable parameters.
     """
-    parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
+    parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, find_devices()[:1]))
     trainable, frozen, learned = parts.trainable, parts.frozen, parts.learned
     params = {**trainable, **frozen}
     layers, extra, norms = parts.definition.merge(params, parts.stats).published_macs(config.data.image_size)
