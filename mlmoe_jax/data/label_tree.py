@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
@@ -165,6 +164,8 @@ class LabelTree:
         Return bool[N,K] twice: whether a label is in a group with a present label, and whether it is present together
         with another label of a group.
         """
+        from scipy.sparse import csr_array  # which --help does without
+
         numbers, labels = self.arrays()["exclusive"]
         shape = len(self.exclusive), is_present.shape[1]
         members = csr_array((np.ones(len(labels), np.int32), (numbers, labels)), shape=shape)

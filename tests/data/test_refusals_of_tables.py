@@ -285,9 +285,9 @@ FILES = [
     ),
     use(
         "images outside of their folder",
-        "{at}/train.csv lists {at}/sub/c.png, which is not below {at}/sub/..; ",
-        files={"train.csv": "image,labels\n{at}/sub/c.png,x\na.png,y\n"},
-        images="sub/..",
+        "{at}/train.csv lists {at}/a.png, which is not below {at}/sub; ",
+        files={"train.csv": "image,labels\n{at}/a.png,x\nc.png,y\n"},
+        images="sub",
     ),
     use(
         "images without a file",
