@@ -1,0 +1,128 @@
+"""Images that look nearly equal are one unit of folds and of held-out parts."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.data.sources.open import _hold_out
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.twins import SIMILAR_LOOK, describe, find_units, join_twins, read_looks, similar_blocks
+
+SCENES, FRAMES = 24, 5
+
+
+class Encoded(EncodedImages):
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def encoded(self, row):
+        return self.files[row]
+
+
+def scene(seed):
+    """An image with edges at random places, 200 × 150."""
+    small = np.random.default_rng(seed).integers(0, 255, (6, 8, 3), np.uint8)
+    return Image.fromarray(small).resize((200, 150), Image.Resampling.BICUBIC)
+
+
+def encode(image):
+    image.save(buffer := io.BytesIO(), "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def frames(seed):
+    """A pan over 8 % of the width, with changes of the brightness, whose last frame is mirrored."""
+    for number in range(FRAMES):
+        left = number * 4
+        frame = ImageEnhance.Brightness(scene(seed).crop((left, 0, left + 184, 150))).enhance(0.96 + 0.02 * number)
+        yield frame.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number == FRAMES - 1 else frame
+
+
+@pytest.fixture(scope="module")
+def clips():
+    files = [encode(frame) for seed in range(SCENES) for frame in frames(seed)]
+    ids = [f"{row}.jpg" for row in range(len(files))]
+    return Split("train", ("a",), np.ones((len(files), 1), np.int8), ids, Encoded(files))
+
+
+def scenes_of(ids):
+    return np.array([int(name.removesuffix(".jpg")) // FRAMES for name in ids])
+
+
+def test_frames_of_a_clip_are_one_unit_and_other_images_none(clips, caplog, capsys):
+    joined = join_twins(clips, default_config().data)
+    names, unit = np.unique(joined.units, return_inverse=True)
+    assert len(names) == SCENES
+    assert (unit[:, None] == unit).sum() == SCENES * FRAMES**2
+    assert joined.groups[1] == "0.jpg", "the least id"
+    assert "120 images of train look nearly equal to another one" in capsys.readouterr().err
+    alone = clips.take(np.arange(0, len(clips), FRAMES), "train")
+    assert join_twins(alone, default_config().data) is alone
+
+
+def test_given_groups_win(clips):
+    groups = ["g"] * 7 + [""] * (len(clips) - 7)
+    given = Split("train", clips.classes, clips.labels, clips.ids, clips.images, groups)
+    joined = join_twins(given, default_config().data)
+    assert joined.groups[:10] == ["g"] * 7 + ["7.jpg"] * 3
+
+
+def test_held_out_images_have_no_twin_in_training(clips):
+    config = default_config().data
+    config.val_split, config.val_fraction = "val", 0.3
+
+    def parts():
+        return [set(scenes_of(_hold_out(clips, name, config, 0).ids)) for name in ("train", "val")]
+
+    train, val = parts()
+    assert train
+    assert val
+    assert not train & val
+    config.join_twins = False
+    assert set.intersection(*parts())
+
+
+def test_unreadable_and_plain_images_are_similar_to_none(clips):
+    plain = encode(Image.new("RGB", (40, 40), (200, 30, 30)))
+    files = [b"no image", b"no image", plain, plain, *clips.images.files[::FRAMES]]
+    split = Split("train", ("a",), np.ones((len(files), 1), np.int8), list(map(str, range(len(files)))), Encoded(files))
+    looks = read_looks(split, default_config().data)
+    assert not looks[:4].any()
+    assert looks[4:].any(axis=(1, 2, 3)).all()
+    assert len(set(find_units(looks, SIMILAR_LOOK))) == len(files)
+
+
+def test_a_description_does_not_change_with_size_and_is_mirrored_with_the_image():
+    large = np.asarray(scene(0).resize((800, 600)))
+    look, mirrored = describe(large), describe(large[:, ::-1])
+    assert np.abs(look - describe(np.asarray(scene(0)))).max() < 0.15 * look.max()
+    np.testing.assert_allclose(np.roll(look[:, ::-1, ::-1], 1, axis=-1), mirrored, atol=0.1 * look.max())
+
+
+def test_similar_blocks_are_of_cosines_of_differences_from_the_mean(monkeypatch):
+    monkeypatch.setattr("mlmoe_jax.data.twins.BLOCK_PAIRS", 70)
+    vectors = np.random.default_rng(0).normal(5, 1, (30, 4))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    centered = unit - unit.mean(axis=0)
+    centered /= np.linalg.norm(centered, axis=1, keepdims=True)
+    blocks = list(similar_blocks(vectors, vectors, 0.8))
+    assert [start for start, _ in blocks] == list(range(0, 30, 2))
+    np.testing.assert_array_equal(np.concatenate([similar for _, similar in blocks]), centered @ centered.T > 0.8)
+
+
+def test_uniform_data_has_a_stricter_limit_or_no_units(caplog):
+    random = np.random.default_rng(0)
+    line = np.stack([np.cos(angles := np.linspace(0, 2 * np.pi, 40, endpoint=False)), np.sin(angles)], axis=1)
+    assert len(set(find_units(line, 0.8))) == 40, "neighbors on a circle are closer than 0.95"
+    assert "40 of 40 images look nearly equal" in caplog.text
+    few = np.stack([np.cos(angles := np.arange(22) * 0.286), np.sin(angles)], axis=1)
+    few = np.concatenate([few, few[:3] + random.normal(0, 1e-3, (3, 2))])
+    unit = find_units(few, 0.8)  # a step of the circle has a cosine of 0.959; only a still closer pair would be joined
+    assert len(set(unit)) in (22, 25)
