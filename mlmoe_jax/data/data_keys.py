@@ -58,7 +58,7 @@ DATA_KEYS = section(
     ),
     join_twins=FlagKey(
         True,
-        "Keep images that look nearly equal, such as frames of a clip, together in data.val_fraction and in folds.",
+        "Keep images that are nearly equal, such as frames of a clip, together in data.val_fraction and in folds.",
         stages=("train",),
     ),
     image_size=IntegerKey(

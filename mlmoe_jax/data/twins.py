@@ -1,4 +1,4 @@
-"""Find images that look nearly equal, such as frames of a clip, bursts, and augmented copies of a photograph.
+"""Find images that are nearly equal, such as frames of a clip, bursts, and augmented copies of a photograph.
 
 Such twins are one unit when images are drawn for folds or held out. Otherwise a model is measured on images that it was
 trained on. Images are compared by the cosine of `describe` minus its mean, so the variety of the data sets the scale.
@@ -32,9 +32,9 @@ _logger = logging.getLogger(__name__)
 
 CELLS, CELL_SIDE, BINS = 8, 8, 8  # histograms of gradient directions in `describe`
 PLAIN = 1  # a gradient of at most as many gray levels per pixel is noise
-LOOK = "look"  # the kind of `describe` in the cache
-LOOK_SHAPE = (CELLS, CELLS, BINS)
-SIMILAR_LOOK = 0.75  # of 1,947 photographs, no two that differ exceed it by `describe`
+HISTOGRAM = "histogram"  # the kind of `describe` in the cache
+HISTOGRAM_SHAPE = (CELLS, CELLS, BINS)
+SIMILAR_HISTOGRAMS = 0.75  # of 1,947 photographs, no two that differ exceed it by `describe`
 STRICTER = 0.9, 0.95  # for uniform data, in which a lower limit joins most images
 MOST_JOINED = 0.5  # share of the images in one unit that a limit may reach
 MOST_COMPARED = 200_000  # comparing all pairs of more images would take many minutes
@@ -68,7 +68,7 @@ def similar_blocks(
     few = len(whole) < FEW
     mean = np.zeros_like(whole[0]) if few else whole.mean(axis=0)
     sides = [second]
-    if second.shape[1:] == LOOK_SHAPE:
+    if second.shape[1:] == HISTOGRAM_SHAPE:
         sides.append(np.roll(second[:, :, ::-1, ::-1], 1, axis=-1))
     columns, *sides = (_center(vectors, mean) for vectors in (first, *sides))
     step = max(1, BLOCK_PAIRS // len(first))
@@ -108,7 +108,7 @@ def find_units(vectors: Float[np.ndarray, "n ..."], limit: float) -> Int[np.ndar
         if largest <= max(1, MOST_JOINED * len(unit)):
             return unit
     _logger.warning(
-        f"{largest:,} of {len(unit):,} images look nearly equal, so no two of them are kept together in folds or held "
+        f"{largest:,} of {len(unit):,} images are nearly equal, so no two of them are kept together in folds or held "
         "out together; if they are of few scenes, the metrics are too good: set data.group_column"
     )
     return alone
@@ -120,30 +120,30 @@ def join_twins(split: Split, data_config: ConfigDict) -> Split:
     The name of a unit is the least id in it. The number of joined images is printed.
     """
     if len(split) > MOST_COMPARED:
-        status(f"nearly equal images are not looked for among more than {MOST_COMPARED:,} images")
+        status(f"nearly equal images are not searched among more than {MOST_COMPARED:,} images")
         return split
     given = np.array(split.groups or [""] * len(split), object)
     rows = np.flatnonzero(given == "")
     if len(rows) < FEW:
         return split
-    unit = find_units(read_looks(split, data_config)[rows], SIMILAR_LOOK)
+    unit = find_units(read_histograms(split, data_config)[rows], SIMILAR_HISTOGRAMS)
     members = [rows[unit == number] for number in np.flatnonzero(np.bincount(unit, minlength=1) > 1)]
     if not members:
         return split
     for places in members:
         given[places] = min(split.ids[row] for row in places)
     status(
-        f"{quantity(sum(map(len, members)), 'image')} of {split.name} look nearly equal to another one, and are kept "
+        f"{quantity(sum(map(len, members)), 'image')} of {split.name} are nearly equal to another one, and are kept "
         f"together as {quantity(len(members), 'group')}; data.join_twins=False treats them apart"
     )
     return replace(split, groups=given.tolist())
 
 
-def read_looks(split: Split, data_config: ConfigDict) -> Float32[np.ndarray, "n 8 8 8"]:
+def read_histograms(split: Split, data_config: ConfigDict) -> Float32[np.ndarray, "n 8 8 8"]:
     """Return `describe` of all images, from the cache if it has them. Images that cannot be read have 0."""
     decoding = Decoding.from_config(data_config, at_least=2 * CELLS * CELL_SIDE)
-    kinds = {LOOK: (LOOK_SHAPE, "float32")}
-    table = open_feature_table(split.images, split.ids, kinds, "float16", {LOOK: asdict(decoding)})
+    kinds = {HISTOGRAM: (HISTOGRAM_SHAPE, "float32")}
+    table = open_feature_table(split.images, split.ids, kinds, "float16", {HISTOGRAM: asdict(decoding)})
 
     def read(row: int) -> Float32[np.ndarray, "8 8 8"] | None:
         try:
@@ -153,12 +153,16 @@ def read_looks(split: Split, data_config: ConfigDict) -> Float32[np.ndarray, "n 
 
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress, ThreadPoolExecutor(cores()) as pool:
         for part in table.missing():
-            looks = []
-            for look in pool.map(read, table.list_rows(part).tolist()):
-                looks.append(look)
+            histograms = []
+            for histogram in pool.map(read, table.list_rows(part).tolist()):
+                histograms.append(histogram)
                 progress.advance()
-            is_read = np.array([look is not None for look in looks])
-            blank = np.zeros(LOOK_SHAPE, np.float32)
-            table.write(part, {LOOK: np.stack([blank if look is None else look for look in looks])}, is_read)
+            is_read = np.array([histogram is not None for histogram in histograms])
+            blank = np.zeros(HISTOGRAM_SHAPE, np.float32)
+            table.write(
+                part,
+                {HISTOGRAM: np.stack([blank if histogram is None else histogram for histogram in histograms])},
+                is_read,
+            )
     rows = (table[row] or table.blank() for row in range(table.rows))
-    return np.stack([row[LOOK] for row in rows])
+    return np.stack([row[HISTOGRAM] for row in rows])

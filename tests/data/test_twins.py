@@ -1,4 +1,4 @@
-"""Images that look nearly equal are one unit of folds and of held-out parts."""
+"""Images that are nearly equal are one unit of folds and of held-out parts."""
 
 import io
 
@@ -10,7 +10,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.sources.open import _hold_out
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import SIMILAR_LOOK, describe, find_units, join_twins, read_looks, similar_blocks
+from mlmoe_jax.data.twins import SIMILAR_HISTOGRAMS, describe, find_units, join_twins, read_histograms, similar_blocks
 
 SCENES, FRAMES = 24, 5
 
@@ -62,7 +62,7 @@ def test_frames_of_a_clip_are_one_unit_and_other_images_none(clips, caplog, caps
     assert len(names) == SCENES
     assert (unit[:, None] == unit).sum() == SCENES * FRAMES**2
     assert joined.groups[1] == "0.jpg", "the least id"
-    assert "120 images of train look nearly equal to another one" in capsys.readouterr().err
+    assert "120 images of train are nearly equal to another one" in capsys.readouterr().err
     alone = clips.take(np.arange(0, len(clips), FRAMES), "train")
     assert join_twins(alone, default_config().data) is alone
 
@@ -93,17 +93,17 @@ def test_unreadable_and_plain_images_are_similar_to_none(clips):
     plain = encode(Image.new("RGB", (40, 40), (200, 30, 30)))
     files = [b"no image", b"no image", plain, plain, *clips.images.files[::FRAMES]]
     split = Split("train", ("a",), np.ones((len(files), 1), np.int8), list(map(str, range(len(files)))), Encoded(files))
-    looks = read_looks(split, default_config().data)
-    assert not looks[:4].any()
-    assert looks[4:].any(axis=(1, 2, 3)).all()
-    assert len(set(find_units(looks, SIMILAR_LOOK))) == len(files)
+    histograms = read_histograms(split, default_config().data)
+    assert not histograms[:4].any()
+    assert histograms[4:].any(axis=(1, 2, 3)).all()
+    assert len(set(find_units(histograms, SIMILAR_HISTOGRAMS))) == len(files)
 
 
 def test_a_description_does_not_change_with_size_and_is_mirrored_with_the_image():
     large = np.asarray(scene(0).resize((800, 600)))
-    look, mirrored = describe(large), describe(large[:, ::-1])
-    assert np.abs(look - describe(np.asarray(scene(0)))).max() < 0.15 * look.max()
-    np.testing.assert_allclose(np.roll(look[:, ::-1, ::-1], 1, axis=-1), mirrored, atol=0.1 * look.max())
+    histogram, mirrored = describe(large), describe(large[:, ::-1])
+    assert np.abs(histogram - describe(np.asarray(scene(0)))).max() < 0.15 * histogram.max()
+    np.testing.assert_allclose(np.roll(histogram[:, ::-1, ::-1], 1, axis=-1), mirrored, atol=0.1 * histogram.max())
 
 
 def test_similar_blocks_are_of_cosines_of_differences_from_the_mean(monkeypatch):
@@ -121,7 +121,7 @@ def test_uniform_data_has_a_stricter_limit_or_no_units(caplog):
     random = np.random.default_rng(0)
     line = np.stack([np.cos(angles := np.linspace(0, 2 * np.pi, 40, endpoint=False)), np.sin(angles)], axis=1)
     assert len(set(find_units(line, 0.8))) == 40, "neighbors on a circle are closer than 0.95"
-    assert "40 of 40 images look nearly equal" in caplog.text
+    assert "40 of 40 images are nearly equal" in caplog.text
     few = np.stack([np.cos(angles := np.arange(22) * 0.286), np.sin(angles)], axis=1)
     few = np.concatenate([few, few[:3] + random.normal(0, 1e-3, (3, 2))])
     unit = find_units(few, 0.8)  # a step of the circle has a cosine of 0.959; only a still closer pair would be joined

@@ -1,4 +1,4 @@
-"""Decode the images of splits, and find images that are in a data set twice, or look nearly equal (`data.twins`)."""
+"""Decode the images of splits, and find images that are in a data set twice, or are nearly equal (`data.twins`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import LOOK_SHAPE, MOST_COMPARED, SIMILAR_LOOK, describe, similar_blocks
+from mlmoe_jax.data.twins import HISTOGRAM_SHAPE, MOST_COMPARED, SIMILAR_HISTOGRAMS, describe, similar_blocks
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
@@ -23,8 +23,8 @@ SAMENESS = {"id": "same id", "content": "same file content", SIMILAR: "similar a
 EXAMPLES = 5  # pairs that are listed
 IMAGES_PER_MAP = 1024  # images that are submitted to the threads at once
 
-# The fields of a readable image; `content` is a hash of the file, `look` is from `twins.describe`.
-_FIELDS = [("row", "i8"), ("width", "i8"), ("height", "i8"), ("content", "u8"), ("look", "f2", LOOK_SHAPE)]
+# The fields of a readable image; `content` is a hash of the file, `histogram` is from `twins.describe`.
+_FIELDS = [("row", "i8"), ("width", "i8"), ("height", "i8"), ("content", "u8"), ("histogram", "f2", HISTOGRAM_SHAPE)]
 
 
 class Inspection(NamedTuple):
@@ -143,7 +143,7 @@ def _duplicates_of(
     pairs_by_kind = {
         "id": repeats(first.ids, second.ids),
         "content": split_rows(repeats(first_images.content.tolist(), second_images.content.tolist())),
-        SIMILAR: split_rows(similar_pairs(first_images.look, second_images.look, same=same)),
+        SIMILAR: split_rows(similar_pairs(first_images.histogram, second_images.histogram, same=same)),
     }
     reported: set[int] = set()
     for kind, pairs in pairs_by_kind.items():
@@ -156,18 +156,18 @@ def _duplicates_of(
 def similar_pairs(
     first: Float[np.ndarray, "n 8 8 8"], second: Float[np.ndarray, "m 8 8 8"], *, same: bool
 ) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) for which first[i] and second[j], of `twins.describe`, look nearly equal.
+    """Return the pairs (i, j) for which first[i] and second[j], of `twins.describe`, are nearly equal.
 
-    Each j is in at most one pair, with the smallest such i. If either array has more than MOST_COMPARED looks, the
+    Each j is in at most one pair, with the smallest such i. If either array has more than MOST_COMPARED images, the
     result is []. `same` is whether both arrays are of one split. If so, only pairs with i < j are returned.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
-        status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
+        status(f"similar images are not searched among more than {MOST_COMPARED:,} images")
         return []
     if not (len(first) and len(second)):
         return []
     pairs = []
-    for start, close in similar_blocks(first, second, SIMILAR_LOOK):
+    for start, close in similar_blocks(first, second, SIMILAR_HISTOGRAMS):
         if same:
             close &= np.arange(len(first)) < np.arange(start, start + len(close))[:, None]
         rows = np.flatnonzero(close.any(axis=1))

@@ -155,7 +155,7 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     """Return one part of the training split as the split `split`; UserError if no image remains for training.
 
     The part `data.val_split` has about the fraction `data.val_fraction` of the images, see `draw_held_out`. Any other
-    name means the remaining images. With `data.join_twins`, images that look nearly equal are in one part.
+    name means the remaining images. With `data.join_twins`, images that are nearly equal are in one part.
     """
     from mlmoe_jax.data.sampling import draw_held_out  # here, because the config imports this module
     from mlmoe_jax.data.twins import join_twins
