@@ -1,9 +1,8 @@
 """Find images that are nearly equal, such as frames of a clip, bursts, and augmented copies of a photograph.
 
 Such twins are one unit when images are drawn for folds or held out. Otherwise a model is measured on images that it was
-trained on. Images are compared by the cosine of `describe` minus its mean, so the variety of the data sets the scale.
-Features of a backbone would find more, but a backbone that was trained on similar labels gives one label's images
-nearly equal features. Shape letters: N, M images, D numbers per vector.
+trained on. Vectors of images are compared by the cosine of their differences from the mean, so the variety of the data
+sets the scale. Shape letters: N, M images, D numbers per vector.
 """
 
 from __future__ import annotations
@@ -34,11 +33,14 @@ CELLS, CELL_SIDE, BINS = 8, 8, 8  # histograms of gradient directions in `descri
 PLAIN = 1  # a gradient of at most as many gray levels per pixel is noise
 HISTOGRAM = "histogram"  # the kind of `describe` in the cache
 HISTOGRAM_SHAPE = (CELLS, CELLS, BINS)
-SIMILAR_HISTOGRAMS = 0.75  # of 1,947 photographs, no two that differ exceed it by `describe`
-STRICTER = 0.9, 0.95  # for uniform data, in which a lower limit joins most images
-MOST_JOINED = 0.5  # share of the images in one unit that a limit may reach
+SIMILAR_HISTOGRAMS = 0.75  # of 1,947 photographs, no two have histograms with a greater cosine
+SIMILAR_FEATURES, SUPPORT = 0.7, 0.4  # also similar: both cosines, of features and histograms, are greater
+# A backbone that was trained on similar labels gives images of one label similar features. The features have no say if
+# the histograms of a smaller share of the similar ones support them.
+MOST_SUPPORTED = 0.8
+MOST_JOINED = 0.5  # share of the images that a unit may have
 MOST_COMPARED = 200_000  # comparing all pairs of more images would take many minutes
-FEW, COPIES = 20, 0.97  # fewer images are compared as they are, with this limit
+FEW, COPIES = 20, 0.97  # fewer images are compared without their mean, with this limit
 BLOCK_PAIRS = 2**23  # pairs that are compared at a time
 
 
@@ -55,58 +57,58 @@ def describe(pixels: UInt8[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "8 8 8"]
     return np.sqrt(shares.reshape(CELLS, CELL_SIDE, CELLS, CELL_SIDE, BINS).sum(axis=(1, 3)))
 
 
-def similar_blocks(
-    first: Float[np.ndarray, "n ..."], second: Float[np.ndarray, "m ..."], limit: float
-) -> Iterator[tuple[int, Bool[np.ndarray, "b n"]]]:
-    """Yield (start, similar): whether each image of `second` from `start` on is similar to each image of `first`.
+def cosine_blocks(
+    first: Float[np.ndarray, "n ..."], second: Float[np.ndarray, "m ..."]
+) -> Iterator[tuple[int, Float32[np.ndarray, "b n"]]]:
+    """Yield (start, cosines): of the images of `second` from `start` on, and all images of `first`.
 
-    Mirrored images are similar, too, if the vectors are of `describe`. Vectors of 0 are similar to none. Fewer than FEW
-    images have no mean that says what is common to all images, so their vectors are compared as they are.
+    Of an image and its mirror image, the more similar one counts if the vectors are from `describe`. Vectors of 0 have
+    cosines of 0. Fewer than FEW vectors have no mean that says what is common to all images; they are compared as they
+    are.
     """
-    first, second = _normalize(first), _normalize(second)
-    whole = np.concatenate([first, second])
-    few = len(whole) < FEW
-    mean = np.zeros_like(whole[0]) if few else whole.mean(axis=0)
-    sides = [second]
-    if second.shape[1:] == HISTOGRAM_SHAPE:
+    sides = [first, second]
+    if first.shape[1:] == HISTOGRAM_SHAPE:
         sides.append(np.roll(second[:, :, ::-1, ::-1], 1, axis=-1))
-    columns, *sides = (_center(vectors, mean) for vectors in (first, *sides))
+    sides = [_normalize(side.reshape(len(side), -1).astype(np.float32)) for side in sides]
+    count = len(first) + len(second)
+    mean = (sides[0].sum(axis=0) + sides[1].sum(axis=0)) / count if count >= FEW else 0
+    columns, *sides = (_normalize((side - mean) * side.any(axis=1, keepdims=True)) for side in sides)
     step = max(1, BLOCK_PAIRS // len(first))
     for start in range(0, len(second), step):
-        cosines = np.maximum.reduce([vectors[start : start + step] @ columns.T for vectors in sides])
-        yield start, cosines > (COPIES if few else limit)
+        yield start, np.maximum.reduce([vectors[start : start + step] @ columns.T for vectors in sides])
 
 
-def _normalize(vectors: Float[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n ..."]:
+def _normalize(vectors: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
     """Return vectors of length 1. Vectors of 0 stay 0."""
-    flat = np.asarray(vectors, np.float32).reshape(len(vectors), -1)
-    lengths = np.linalg.norm(flat, axis=1, keepdims=True)
-    return (flat / np.where(lengths > 0, lengths, 1)).reshape(vectors.shape)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1)
 
 
-def _center(vectors: Float32[np.ndarray, "n ..."], mean: Float32[np.ndarray, ...]) -> Float32[np.ndarray, "n d"]:
-    """Return the normalized differences from the mean. Vectors of 0 stay 0."""
-    flat = vectors.reshape(len(vectors), -1)
-    return _normalize(np.where(flat.any(axis=1, keepdims=True), flat - mean.ravel(), 0))
-
-
-def find_units(vectors: Float[np.ndarray, "n ..."], limit: float) -> Int[np.ndarray, " n"]:
+def find_units(
+    histograms: Float[np.ndarray, "n 8 8 8"], features: Float[np.ndarray, "n d"] | None = None
+) -> Int[np.ndarray, " n"]:
     """Return the number of each image's unit. Similar images are in one unit, and so are chains of them.
 
-    If more than MOST_JOINED of the images would be in one unit, the limits STRICTER are tried in turn. If the last one
-    joins as many, each image is a unit, and a warning is logged.
+    Images are similar by their histograms, or by `features` with the support of the histograms. If one unit had more
+    than MOST_JOINED of the images, each image is a unit, and a warning is logged.
     """
-    alone = np.arange(len(vectors))
-    for bound in (limit, *STRICTER):
-        unit = alone
-        for start, similar in similar_blocks(vectors, vectors, bound):
-            rows, columns = np.nonzero(similar)
-            ends = unit[start + rows], unit[columns]
-            links = coo_array((np.ones(len(rows), bool), ends), shape=(len(unit), len(unit)))
-            unit = connected_components(links, directed=False)[1][unit]
-        largest = int(np.bincount(unit, minlength=1).max())
-        if largest <= max(1, MOST_JOINED * len(unit)):
-            return unit
+    alone = unit = wider = np.arange(len(histograms))
+    vectors = np.zeros((len(alone), 1)) if features is None else features  # vectors of 0 are similar to none
+    found = supported = 0
+    blocks = zip(cosine_blocks(histograms, histograms), cosine_blocks(vectors, vectors), strict=True)
+    for (start, cosines), (_, feature_cosines) in blocks:
+        near = feature_cosines > SIMILAR_FEATURES
+        near &= alone != alone[start : start + len(near), None]
+        twins = near & (cosines > SUPPORT)
+        found += np.count_nonzero(near)
+        supported += np.count_nonzero(twins)
+        unit = _join(unit, start, cosines > SIMILAR_HISTOGRAMS)
+        wider = _join(wider, start, (cosines > SIMILAR_HISTOGRAMS) | twins)
+    if supported >= MOST_SUPPORTED * found:
+        unit = wider
+    largest = int(np.bincount(unit, minlength=1).max())
+    if largest <= max(1, MOST_JOINED * len(unit)):
+        return unit
     _logger.warning(
         f"{largest:,} of {len(unit):,} images are nearly equal, so no two of them are kept together in folds or held "
         "out together; if they are of few scenes, the metrics are too good: set data.group_column"
@@ -114,11 +116,21 @@ def find_units(vectors: Float[np.ndarray, "n ..."], limit: float) -> Int[np.ndar
     return alone
 
 
-def join_twins(split: Split, data_config: ConfigDict) -> Split:
+def _join(unit: Int[np.ndarray, " n"], start: int, similar: Bool[np.ndarray, "b n"]) -> Int[np.ndarray, " n"]:
+    """Return the numbers of the units after the images from `start` on are joined with those that are similar."""
+    rows, columns = np.nonzero(similar)
+    links = coo_array((np.ones(len(rows), bool), (unit[start + rows], unit[columns])), shape=(len(unit), len(unit)))
+    return connected_components(links, directed=False)[1][unit]
+
+
+def join_twins(split: Split, data_config: ConfigDict, features: Float[np.ndarray, "n d"] | None = None) -> Split:
     """Return the split with the units of `find_units` as groups of images that have no group; a group given wins.
 
-    The name of a unit is the least id in it. The number of joined images is printed.
+    The name of a unit is the least id in it. The number of joined images is printed. Without `data.join_twins`, the
+    split is returned as it is.
     """
+    if not data_config.join_twins:
+        return split
     if len(split) > MOST_COMPARED:
         status(f"nearly equal images are not searched among more than {MOST_COMPARED:,} images")
         return split
@@ -126,12 +138,13 @@ def join_twins(split: Split, data_config: ConfigDict) -> Split:
     rows = np.flatnonzero(given == "")
     if len(rows) < FEW:
         return split
-    unit = find_units(read_histograms(split, data_config)[rows], SIMILAR_HISTOGRAMS)
-    members = [rows[unit == number] for number in np.flatnonzero(np.bincount(unit, minlength=1) > 1)]
-    if not members:
-        return split
+    histograms = read_histograms(split, data_config)[rows]
+    unit = find_units(histograms, None if features is None else features[rows])
+    members = [rows[unit == number] for number in np.flatnonzero(np.bincount(unit) > 1)]
     for places in members:
         given[places] = min(split.ids[row] for row in places)
+    if not members:
+        return split
     status(
         f"{quantity(sum(map(len, members)), 'image')} of {split.name} are nearly equal to another one, and are kept "
         f"together as {quantity(len(members), 'group')}; data.join_twins=False treats them apart"
@@ -145,11 +158,11 @@ def read_histograms(split: Split, data_config: ConfigDict) -> Float32[np.ndarray
     kinds = {HISTOGRAM: (HISTOGRAM_SHAPE, "float32")}
     table = open_feature_table(split.images, split.ids, kinds, "float16", {HISTOGRAM: asdict(decoding)})
 
-    def read(row: int) -> Float32[np.ndarray, "8 8 8"] | None:
+    def read(row: int) -> Float32[np.ndarray, "8 8 8"]:
         try:
             return describe(split.images.read(row, decoding))
         except BadImage:
-            return None
+            return np.zeros(HISTOGRAM_SHAPE, np.float32)
 
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress, ThreadPoolExecutor(cores()) as pool:
         for part in table.missing():
@@ -157,12 +170,5 @@ def read_histograms(split: Split, data_config: ConfigDict) -> Float32[np.ndarray
             for histogram in pool.map(read, table.list_rows(part).tolist()):
                 histograms.append(histogram)
                 progress.advance()
-            is_read = np.array([histogram is not None for histogram in histograms])
-            blank = np.zeros(HISTOGRAM_SHAPE, np.float32)
-            table.write(
-                part,
-                {HISTOGRAM: np.stack([blank if histogram is None else histogram for histogram in histograms])},
-                is_read,
-            )
-    rows = (table[row] or table.blank() for row in range(table.rows))
-    return np.stack([row[HISTOGRAM] for row in rows])
+            table.write(part, {HISTOGRAM: np.stack(histograms)}, np.ones(len(histograms), bool))
+    return table.readable()[0]

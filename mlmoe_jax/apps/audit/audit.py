@@ -168,8 +168,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
             f"it and {MIN_IMAGES} that are known not to have it; label more images"
         )
     split, features = extract_features(split, config)
-    if config.data.join_twins:
-        split = join_twins(split, config.data)
+    split = join_twins(split, config.data, features)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
     scores = Consistency.of(split.tree, HALF, len(split.classes))(fit.held_out_scores)

@@ -14,7 +14,15 @@ from jaxtyping import Float
 
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import HISTOGRAM_SHAPE, MOST_COMPARED, SIMILAR_HISTOGRAMS, describe, similar_blocks
+from mlmoe_jax.data.twins import (
+    COPIES,
+    FEW,
+    HISTOGRAM_SHAPE,
+    MOST_COMPARED,
+    SIMILAR_HISTOGRAMS,
+    cosine_blocks,
+    describe,
+)
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
@@ -166,8 +174,10 @@ def similar_pairs(
         return []
     if not (len(first) and len(second)):
         return []
+    limit = COPIES if len(first) + len(second) < FEW else SIMILAR_HISTOGRAMS
     pairs = []
-    for start, close in similar_blocks(first, second, SIMILAR_HISTOGRAMS):
+    for start, cosines in cosine_blocks(first, second):
+        close = cosines > limit
         if same:
             close &= np.arange(len(first)) < np.arange(start, start + len(close))[:, None]
         rows = np.flatnonzero(close.any(axis=1))

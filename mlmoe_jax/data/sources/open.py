@@ -161,8 +161,7 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     from mlmoe_jax.data.twins import join_twins
 
     fraction = data_config.val_fraction
-    if data_config.join_twins:
-        whole = join_twins(whole, data_config)
+    whole = join_twins(whole, data_config)
     held_out = draw_held_out(whole.units, fraction, seed if data_config.split_seed < 0 else data_config.split_seed)
     if held_out.all():
         groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"

@@ -58,9 +58,7 @@ def fit_classifier(
         return StoredRun(experiment.folder).split(OUT_OF_FOLD)
     config, split = experiment.config, experiment.data.train_split
     features, read = split.features.readable()
-    readable = split.take(np.flatnonzero(read), split.name)
-    if config.data.join_twins:
-        readable = join_twins(readable, config.data)
+    readable = join_twins(split.take(np.flatnonzero(read), split.name), config.data, features)
     features = _classified(experiment, state, split.features, features)
     names = experiment.data.label_space.name_vectors
     origin = None if names is None else Origin(names.kernel(), names.offsets())
