@@ -10,7 +10,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.sources.open import _hold_out
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import SIMILAR_HISTOGRAMS, describe, find_units, join_twins, read_histograms, similar_blocks
+from mlmoe_jax.data.twins import cosine_blocks, describe, find_units, join_twins, read_histograms
 
 SCENES, FRAMES = 24, 5
 
@@ -96,7 +96,7 @@ def test_unreadable_and_plain_images_are_similar_to_none(clips):
     histograms = read_histograms(split, default_config().data)
     assert not histograms[:4].any()
     assert histograms[4:].any(axis=(1, 2, 3)).all()
-    assert len(set(find_units(histograms, SIMILAR_HISTOGRAMS))) == len(files)
+    assert len(set(find_units(histograms))) == len(files)
 
 
 def test_a_description_does_not_change_with_size_and_is_mirrored_with_the_image():
@@ -106,23 +106,47 @@ def test_a_description_does_not_change_with_size_and_is_mirrored_with_the_image(
     np.testing.assert_allclose(np.roll(histogram[:, ::-1, ::-1], 1, axis=-1), mirrored, atol=0.1 * histogram.max())
 
 
-def test_similar_blocks_are_of_cosines_of_differences_from_the_mean(monkeypatch):
+def test_cosines_are_of_differences_from_the_mean(monkeypatch):
     monkeypatch.setattr("mlmoe_jax.data.twins.BLOCK_PAIRS", 70)
     vectors = np.random.default_rng(0).normal(5, 1, (30, 4))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     centered = unit - unit.mean(axis=0)
     centered /= np.linalg.norm(centered, axis=1, keepdims=True)
-    blocks = list(similar_blocks(vectors, vectors, 0.8))
+    blocks = list(cosine_blocks(vectors, vectors))
     assert [start for start, _ in blocks] == list(range(0, 30, 2))
-    np.testing.assert_array_equal(np.concatenate([similar for _, similar in blocks]), centered @ centered.T > 0.8)
+    np.testing.assert_allclose(np.concatenate([cosines for _, cosines in blocks]), centered @ centered.T, atol=1e-5)
 
 
-def test_uniform_data_has_a_stricter_limit_or_no_units(caplog):
+def drawn(images, *cosines):
+    """Histograms of unlike images, each followed by one per value of `cosines` with this cosine to it."""
     random = np.random.default_rng(0)
-    line = np.stack([np.cos(angles := np.linspace(0, 2 * np.pi, 40, endpoint=False)), np.sin(angles)], axis=1)
-    assert len(set(find_units(line, 0.8))) == 40, "neighbors on a circle are closer than 0.95"
+    first, *others = (np.linalg.qr(random.normal(size=(images, 512)).T)[0].T for _ in range(len(cosines) + 1))
+    rows = [first, *(c * first + np.sqrt(1 - c**2) * other for c, other in zip(cosines, others, strict=True))]
+    return np.stack(rows, axis=1).reshape(-1, 8, 8, 8)
+
+
+def test_features_join_what_histograms_support():
+    histograms = drawn(30, 0.55)
+    features = np.repeat(np.eye(30), 2, axis=0)
+    assert len(set(find_units(histograms))) == 60, "0.55 is too little without features"
+    np.testing.assert_array_equal(find_units(histograms, features), np.repeat(np.arange(30), 2))
+    apart = features.copy()
+    apart[1] = np.eye(30)[7]  # similar to images whose histograms differ
+    unit = find_units(histograms, apart)
+    assert unit[0] != unit[1]
+    assert (unit == unit[14]).tolist() == [row in (14, 15) for row in range(60)]
+
+
+def test_features_that_only_tell_the_label_have_no_say():
+    """All images of a label have similar features, and of the six pairs two have similar histograms."""
+    histograms = drawn(40, 0.55)
+    by_label = np.repeat(np.eye(20), 4, axis=0)
+    assert len(set(find_units(histograms, by_label))) == 80
+
+
+def test_uniform_images_are_no_units(caplog):
+    angles = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    circle = np.zeros((40, 512))
+    circle[:, 0], circle[:, 1] = np.cos(angles), np.sin(angles)
+    assert len(set(find_units(circle.reshape(-1, 8, 8, 8)))) == 40, "each is like its neighbors on a circle"
     assert "40 of 40 images are nearly equal" in caplog.text
-    few = np.stack([np.cos(angles := np.arange(22) * 0.286), np.sin(angles)], axis=1)
-    few = np.concatenate([few, few[:3] + random.normal(0, 1e-3, (3, 2))])
-    unit = find_units(few, 0.8)  # a step of the circle has a cosine of 0.959; only a still closer pair would be joined
-    assert len(set(unit)) in (22, 25)

@@ -54,7 +54,7 @@ def name_sequences(splits: Sequence[Split]) -> list[str]:
     numbers: dict[str, set[int]] = defaultdict(set)
     names = [name for split in splits if split.groups is None for name in split.ids]
     for name in names:
-        if found := re.fullmatch(r"(.*?)(\d+)(\.\w+)?", name):
+        if found := re.fullmatch(r"(.*?\D)(\d+)(\.\w+)?", name):
             numbers[found[1]].add(int(found[2]))
     labels = {_letters(name) for name in splits[0].classes}
     sequences = {

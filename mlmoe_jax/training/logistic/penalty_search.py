@@ -80,14 +80,16 @@ class LogisticFit:
         return probabilities(self.held_out_logits)
 
     def doubt(self) -> str:
-        """Return a sentence if the loss is too good to be true, or C is at the end of PENALTY_LIMITS; else ""."""
-        inner = PENALTY_LIMITS[0] * PENALTY_STEP < self.penalty < PENALTY_LIMITS[1] / PENALTY_STEP
-        if self.losses[self.penalty] >= NO_LOSS and inner:
+        """Return a sentence if the loss is too good to be true, or C is at an end of PENALTY_LIMITS; else ""."""
+        least, most = PENALTY_LIMITS[0] * PENALTY_STEP, PENALTY_LIMITS[1] / PENALTY_STEP
+        loss = self.losses[self.penalty]
+        if self.penalty < least:
+            return f"C={self.penalty:.3g} is at the end of its range: the features tell nothing about the labels"
+        if loss >= NO_LOSS and self.penalty < most:
             return ""
-        reason = "is at the end of its range" if not inner else "has next to no loss out of fold"
         return (
-            f"C={self.penalty:.3g} {reason}; if several images are of one scene, clip or patient, the metrics are too "
-            "good: name their column with data.group_column"
+            f"C={self.penalty:.3g} with a loss of {loss:.4f} out of fold is too good to be true if several images are "
+            "of one scene, clip or patient; name their column with data.group_column"
         )
 
 

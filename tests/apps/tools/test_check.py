@@ -12,6 +12,7 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_data, report_outcome
+from mlmoe_jax.apps.tools.check_table import name_sequences
 from mlmoe_jax.apps.tools.duplicates import similar_pairs
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ImageFiles
@@ -59,6 +60,31 @@ def test_classes_without_positives_or_others_are_a_warning():
 
 
 # ------------------------------------------------------------------------------------------------------ similar images
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([f"clip{c}_{n:03}.jpg" for c in range(3) for n in range(5)], "15 images in 3 sequences by name (clip0_…, cl"),
+        ([f"cam{c}/{10 * n}" for c in range(2) for n in range(4)], "8 images in 2 sequences by name (cam0/…, cam1/…)"),
+        ([f"IMG_{n:04}.jpg" for n in range(20)], ""),
+        ([f"{n}.png" for n in range(20)], ""),
+        ([f"{label}/{n}.png" for label in CLASSES for n in range(9)], ""),
+        ([f"{label.upper()}.{n}.png" for label in CLASSES for n in range(9)], ""),
+        ([f"{year}_{n:06}" for year in (2007, 2008) for n in (15, 16, 23, 41, 44, 58)], ""),
+        ([*(f"clip{c}_{n}" for c in range(2) for n in range(4)), *map(str, range(9))], ""),
+    ],
+)
+def test_names_that_differ_in_a_last_number_are_a_hint(names, said):
+    split = split_of(names, np.ones((len(names), len(CLASSES))))
+    half = len(names) // 2
+    sentence = "".join(name_sequences([split]))
+    assert sentence.startswith(said)
+    assert bool(sentence) == bool(said)
+    assert name_sequences([split.take(np.arange(half), "train"), split.take(np.arange(half, len(names)), "val")]) == (
+        [sentence] if said else []
+    ), "the splits count together"
+    assert name_sequences([split_of(names, 1, groups=["g"] * len(names))]) == []
+
+
 def photo(seed, size=(160, 120)) -> bytes:
     """A smooth image as JPEG."""
     smooth_image(*size, seed).save(buffer := io.BytesIO(), "JPEG")
