@@ -20,7 +20,7 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
-REGULAR = 0.75  # share of equal steps in the numbers of a sequence; of all of VOC's numbers, 0.68
+REGULAR = 0.75  # share of equal steps in the numbers of a sequence
 
 Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and a sentence about these labels
 
