@@ -56,6 +56,11 @@ DATA_KEYS = section(
     split_seed=IntegerKey(
         0, "Seed of the hash of names that holds images out; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
+    join_twins=FlagKey(
+        True,
+        "Keep images that are nearly equal, such as frames of a clip, together in data.val_fraction and in folds.",
+        stages=("train",),
+    ),
     image_size=IntegerKey(
         64,
         "Side of the square images of the network.",

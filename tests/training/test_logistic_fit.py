@@ -98,6 +98,31 @@ def test_the_folds_keep_groups_together(tmp_path, monkeypatch):
     assert StoredRun(folder).split(OUT_OF_FOLD).groups.tolist() == patients
 
 
+@pytest.mark.slow
+def test_images_with_similar_features_are_one_unit_and_a_fit_that_is_too_good_is_a_warning(
+    tmp_path, monkeypatch, caplog
+):
+    units, compared = [], []
+
+    def joined(split, data_config, features):
+        compared.append(features)
+        return replace(split, groups=[f"g{row // 2}" for row in range(len(split))])
+
+    def fitted(*args, **options):
+        units.append(options["units"])
+        fit = fit_logistic(*args, **options)
+        return replace(fit, losses={fit.penalty: 0.001})
+
+    monkeypatch.setattr(classifier_fit, "join_twins", joined)
+    monkeypatch.setattr(classifier_fit, "fit_logistic", fitted)
+    folder = RunFolder(tmp_path / "run")
+    train(recipe("logistic", **ONLY_TRAIN), folder)
+    assert compared[0].shape == (50, 16)
+    assert units[0] == [f"g{row // 2}" for row in range(50)]
+    assert StoredRun(folder).split(OUT_OF_FOLD).groups.tolist() == units[0], "for the folds of a calibration"
+    assert "with a loss of 0.0010 out of fold is too good to be true" in caplog.text
+
+
 def test_thresholds_are_fitted_to_the_scores_outside(finished):
     folder, results = finished
     fitted = read_thresholds(folder)

@@ -1,5 +1,7 @@
 """Logistic regression to convergence, against scikit-learn; the choice of the penalty, against all values of a grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -98,6 +100,22 @@ def test_difficult_labels_count_as_the_config_says(difficult, code):
     given, as_code = fit_logistic(features, codes, difficult=difficult), np.where(codes == DIFFICULT, code, codes)
     tolerances = {"rtol": 0.05, "atol": 0.5} if difficult == "positive" else {"rtol": 0}
     np.testing.assert_allclose(given.kernel, fit_logistic(features, as_code).kernel, **tolerances)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "loss", "said"),
+    [
+        (1e8, 4e-3, "C=1e+08 with a loss of 0.0040 out of fold is too good to be true"),
+        (1e9, 0.3, "C=1e+09 with a loss of 0.3000 out of fold is too good to be true"),
+        (1e-9, 0.3, "C=1e-09 is at the end of its range"),
+        (1e8, 6e-3, ""),
+        (1e-8, 0.3, ""),
+    ],
+)
+def test_a_fit_that_is_too_good_or_has_no_best_penalty_is_doubted(penalty, loss, said):
+    fit = replace(fit_logistic(*problem(40, 4)), penalty=penalty, losses={penalty: loss})
+    assert fit.doubt().startswith(said)
+    assert bool(fit.doubt()) == bool(said)
 
 
 @pytest.mark.slow

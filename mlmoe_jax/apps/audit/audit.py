@@ -27,6 +27,7 @@ from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.corrections import Suggestion
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
+from mlmoe_jax.data.twins import join_twins
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
@@ -167,6 +168,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
             f"it and {MIN_IMAGES} that are known not to have it; label more images"
         )
     split, features = extract_features(split, config)
+    split = join_twins(split, config.data, features)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
     scores = Consistency.of(split.tree, HALF, len(split.classes))(fit.held_out_scores)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
+from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places, name_sequences
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
 from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.image_search import find_unlisted
@@ -71,6 +71,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "warnings": [
             *unused_input(list_usages(splits)),
             *_unlisted_images(splits),
+            *name_sequences(splits),
             *label_warnings(splits[0], splits[1:]),
             *contradictions(splits),
             *doubtful_labels(splits, _separator(config.data)),

@@ -20,6 +20,7 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
+REGULAR = 0.75  # share of equal steps in the numbers of a sequence
 
 Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and a sentence about these labels
 
@@ -42,6 +43,43 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
     if ids:
         parts.append(abbreviate(ids))
     return " and ".join(parts)
+
+
+def name_sequences(splits: Sequence[Split]) -> list[str]:
+    """Return a sentence if names that differ only in the last number look like frames of several sequences.
+
+    The numbers of a sequence have a regular step. Sequences that are named after a label are none, nor are those of
+    a data set with groups. [] if less than half of the images are in sequences.
+    """
+    numbers: dict[str, set[int]] = defaultdict(set)
+    names = [name for split in splits if split.groups is None for name in split.ids]
+    for name in names:
+        if found := re.fullmatch(r"(.*?\D)(\d+)(\.\w+)?", name):
+            numbers[found[1]].add(int(found[2]))
+    labels = {_letters(name) for name in splits[0].classes}
+    sequences = {
+        stem: len(members)
+        for stem, members in numbers.items()
+        if _is_regular(sorted(members)) and labels.isdisjoint({_letters(stem), _letters(stem.rpartition("/")[2])})
+    }
+    images = sum(sequences.values())
+    if len(sequences) < 2 or 2 * images < len(names):
+        return []
+    return [
+        f"{quantity(images, 'image')} in {quantity(len(sequences), 'sequence')} by name "
+        f"({abbreviate([f'{stem}…' for stem in sequences], 3)}); if those of one are alike, such as frames of a clip, "
+        "list the sequence in a column, and name it in data.group_column"
+    ]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def _is_regular(numbers: Sequence[int]) -> bool:
+    """Return whether most differences of neighbors are equal."""
+    steps = np.diff(numbers)
+    return len(steps) > 0 and np.unique(steps, return_counts=True)[1].max() >= REGULAR * len(steps)
 
 
 # -------------------------------------------------------------------------------------------------------------- labels

@@ -1,10 +1,4 @@
-"""Decode the images of splits, and find images that are in a data set twice.
-
-Similar images have similar perceptual hashes. The hash has one bit for each cell of an 8×8 grid. A bit is set if the
-cell is darker than its right neighbor by more than STEP gray levels. Of 800 VOC photographs, 98 % differ in at most 3
-of the 64 bits from a copy at 0.7 times the size and JPEG quality 75, and no two photographs differ in fewer than 6
-bits.
-"""
+"""Decode the images of splits, and find images that are in a data set twice, or are nearly equal (`data.twins`)."""
 
 from __future__ import annotations
 
@@ -16,10 +10,19 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from jaxtyping import Float
 
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.twins import (
+    COPIES,
+    FEW,
+    HISTOGRAM_SHAPE,
+    MOST_COMPARED,
+    SIMILAR_HISTOGRAMS,
+    cosine_blocks,
+    describe,
+)
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
@@ -28,18 +31,15 @@ SAMENESS = {"id": "same id", "content": "same file content", SIMILAR: "similar a
 EXAMPLES = 5  # pairs that are listed
 IMAGES_PER_MAP = 1024  # images that are submitted to the threads at once
 
-GRID, STEP, CLOSE_BITS = 8, 2, 3
-PLAIN_BITS = 6  # an image with fewer bits set, such as a blank image, cannot be compared
-MOST_COMPARED = 200_000  # images of a split; comparing all pairs of more images would take minutes
-# The fields of a readable image; `content` is a hash of the file, `hash` the perceptual hash.
-_FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("content", np.uint64), ("hash", np.uint64)]
+# The fields of a readable image; `content` is a hash of the file, `histogram` is from `twins.describe`.
+_FIELDS = [("row", "i8"), ("width", "i8"), ("height", "i8"), ("content", "u8"), ("histogram", "f2", HISTOGRAM_SHAPE)]
 
 
 class Inspection(NamedTuple):
     """The results of decoding the images of a split.
 
-    `images` has one record per readable image, with the fields _FIELDS (row, size and hashes). `errors` maps the row of
-    each unreadable image to its error.
+    `images` has one record per readable image, with the fields _FIELDS. `errors` maps the row of each
+    unreadable image to its error.
     """
 
     images: np.recarray
@@ -64,7 +64,7 @@ def inspect_images(
     return Inspection(np.array(readable, _FIELDS).view(np.recarray), errors)
 
 
-def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[int, ...] | BadImage:
+def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[Any, ...] | BadImage:
     try:
         data = split.images.encoded(row)
         pixels = read_image(data, name=split.ids[row], decoding=decoding)
@@ -72,13 +72,7 @@ def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[int, ...
         return error
     height, width = pixels.shape[:2]
     content = int.from_bytes(blake2b(data, digest_size=8).digest())
-    return row, width, height, content, _perceptual_hash(pixels)
-
-
-def _perceptual_hash(pixels: np.ndarray) -> int:
-    gray = Image.fromarray(pixels).convert("L").resize((GRID + 1, GRID), Image.Resampling.BOX)
-    cells = np.asarray(gray, np.int16)
-    return int.from_bytes(np.packbits(cells[:, 1:] - cells[:, :-1] > STEP).tobytes())
+    return row, width, height, content, describe(pixels)
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ def _duplicates_of(
     pairs_by_kind = {
         "id": repeats(first.ids, second.ids),
         "content": split_rows(repeats(first_images.content.tolist(), second_images.content.tolist())),
-        SIMILAR: split_rows(similar_pairs(first_images.hash, second_images.hash, same=same)),
+        SIMILAR: split_rows(similar_pairs(first_images.histogram, second_images.histogram, same=same)),
     }
     reported: set[int] = set()
     for kind, pairs in pairs_by_kind.items():
@@ -167,25 +161,25 @@ def _duplicates_of(
             yield Duplicates(kind, first, second, new)
 
 
-def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) for which the hashes first[i] and second[j] differ in at most CLOSE_BITS bits.
+def similar_pairs(
+    first: Float[np.ndarray, "n 8 8 8"], second: Float[np.ndarray, "m 8 8 8"], *, same: bool
+) -> list[tuple[int, int]]:
+    """Return the pairs (i, j) for which first[i] and second[j], of `twins.describe`, are nearly equal.
 
-    `first` is u64[N], and `second` u64[M]. Each j is in at most one pair, with the smallest such i. Hashes of `first`
-    with fewer than PLAIN_BITS set bits are ignored. If either array has more than MOST_COMPARED hashes, the result is
-    []. `same` is whether both arrays are the hashes of one split. If so, only pairs with i < j are returned.
+    Each j is in at most one pair, with the smallest such i. If either array has more than MOST_COMPARED images, the
+    result is []. `same` is whether both arrays are of one split. If so, only pairs with i < j are returned.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
-        status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
+        status(f"similar images are not searched among more than {MOST_COMPARED:,} images")
         return []
-    if not len(first):
+    if not (len(first) and len(second)):
         return []
-    pairs, is_clear = [], np.bitwise_count(first) >= PLAIN_BITS
-    step = max(1, 2**23 // len(first))  # 64 MB at a time
-    for start in range(0, len(second), step):
-        hashes = second[start : start + step]
-        close = (np.bitwise_count(hashes[:, None] ^ first) <= CLOSE_BITS) & is_clear
+    limit = COPIES if len(first) + len(second) < FEW else SIMILAR_HISTOGRAMS
+    pairs = []
+    for start, cosines in cosine_blocks(first, second):
+        close = cosines > limit
         if same:
-            close &= np.arange(len(first)) < np.arange(start, start + len(hashes))[:, None]
+            close &= np.arange(len(first)) < np.arange(start, start + len(close))[:, None]
         rows = np.flatnonzero(close.any(axis=1))
         pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
     return pairs

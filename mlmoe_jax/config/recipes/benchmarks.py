@@ -202,6 +202,7 @@ def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str
     if options.selection == HELD_OUT:
         if not config.data.val_split:
             config.data.val_split, config.data.val_fraction = "held_out", 0.1
+            config.data.join_twins = False  # as in the published splits
         config.eval.select_on = "val"
         config.thresholds.at_end = True
 

@@ -155,11 +155,13 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     """Return one part of the training split as the split `split`; UserError if no image remains for training.
 
     The part `data.val_split` has about the fraction `data.val_fraction` of the images, see `draw_held_out`. Any other
-    name means the remaining images.
+    name means the remaining images. With `data.join_twins`, images that are nearly equal are in one part.
     """
     from mlmoe_jax.data.sampling import draw_held_out  # here, because the config imports this module
+    from mlmoe_jax.data.twins import join_twins
 
     fraction = data_config.val_fraction
+    whole = join_twins(whole, data_config)
     held_out = draw_held_out(whole.units, fraction, seed if data_config.split_seed < 0 else data_config.split_seed)
     if held_out.all():
         groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import Float32
 
 from mlmoe_jax.data.features import FeatureTable
+from mlmoe_jax.data.twins import join_twins
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
@@ -25,6 +27,8 @@ from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.step import TrainState
+
+_logger = logging.getLogger(__name__)
 
 KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
@@ -54,20 +58,26 @@ def fit_classifier(
         return StoredRun(experiment.folder).split(OUT_OF_FOLD)
     config, split = experiment.config, experiment.data.train_split
     features, read = split.features.readable()
+    readable = join_twins(split.take(np.flatnonzero(read), split.name), config.data, features)
     features = _classified(experiment, state, split.features, features)
     names = experiment.data.label_space.name_vectors
     origin = None if names is None else Origin(names.kernel(), names.offsets())
     experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    units = split.take(np.flatnonzero(read), split.name).units
     difficult = config.data.difficult_train
-    options = {"difficult": difficult, "seed": config.seed, "units": units, "origin": origin}
-    fit = fit_logistic(features, split.labels[read], **options)
+    options = {"difficult": difficult, "seed": config.seed, "units": readable.units, "origin": origin}
+    fit = fit_logistic(features, readable.labels, **options)
     if origin is not None:
         drawn = "the vectors of the names" if fit.origin is origin else "0, which has less log loss than the names"
         status(f"the fit is drawn towards {drawn}; labels without images keep the scores of their names")
     status(f"C={fit.penalty:.3g} has the least log loss, {fit.losses[fit.penalty]:.4f} out of fold")
+    if doubt := fit.doubt():
+        _logger.warning(doubt)
     _save_classifier(experiment, state, selection, manager, fit)
+    if readable.groups is not None:
+        groups = np.full(len(split), "", object)
+        groups[read] = readable.groups
+        split = replace(split, groups=groups.tolist())
     scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = fit.held_out_scores
     return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)

@@ -37,6 +37,7 @@ from mlmoe_jax.training.logistic.newton import solve
 FOLDS = 5
 FIRST_PENALTY, PENALTY_STEP = 1e-3, 10**0.5  # of C: the first value, and the factor to the next value
 PENALTY_LIMITS = 1e-9, 1e9  # of C
+NO_LOSS = 5e-3  # out of fold, in nats
 PATIENCE = 3  # values of C without a lower loss before the search ends
 ROUGH, EXACT = 1e-2, 1e-4  # |Δw| / |w| of the last Newton step, in the search and at its result
 BLOCK_BYTES = 2**27  # size of an array of images × labels × fits
@@ -77,6 +78,19 @@ class LogisticFit:
     def held_out_scores(self) -> Float[np.ndarray, "n k"]:
         """The probabilities of `held_out_logits`."""
         return probabilities(self.held_out_logits)
+
+    def doubt(self) -> str:
+        """Return a sentence if the loss is too good to be true, or C is at an end of PENALTY_LIMITS; else ""."""
+        least, most = PENALTY_LIMITS[0] * PENALTY_STEP, PENALTY_LIMITS[1] / PENALTY_STEP
+        loss = self.losses[self.penalty]
+        if self.penalty < least:
+            return f"C={self.penalty:.3g} is at the end of its range: the features tell nothing about the labels"
+        if loss >= NO_LOSS and self.penalty < most:
+            return ""
+        return (
+            f"C={self.penalty:.3g} with a loss of {loss:.4f} out of fold is too good to be true if several images are "
+            "of one scene, clip or patient; name their column with data.group_column"
+        )
 
 
 def fit_logistic(

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from mlmoe_jax.data.sources.corrections import COLUMNS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.main import main
-from mlmoe_jax.training.logistic.penalty_search import LogisticFit
+from mlmoe_jax.training.logistic.penalty_search import LogisticFit, fit_logistic
 
 COLORS = ("red", "green", "blue")
 
@@ -288,6 +289,19 @@ def test_the_images_of_a_group_are_in_one_fold(photos, monkeypatch):
 
 
 @pytest.mark.slow
+def test_images_with_similar_features_are_in_one_fold(photos, monkeypatch):
+    seen = []
+
+    def joined(split, data_config, features):
+        seen.append((features.shape, data_config.join_twins))
+        return replace(split, groups=[str(row // 3) for row in range(len(split))])
+
+    monkeypatch.setattr(audit, "join_twins", joined)
+    monkeypatch.setattr(audit, "fit_logistic", lambda *a, **k: seen.append(k["units"]) or fit_logistic(*a, **k))
+    photos.audit()
+    assert seen == [((60, 3), True), [str(row // 3) for row in range(60)]]
+
+
 def test_the_features_are_those_of_the_frozen_backbone_without_prompts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     tiny.use_vit(monkeypatch, patch=16)

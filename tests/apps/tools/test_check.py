@@ -12,6 +12,7 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_data, report_outcome
+from mlmoe_jax.apps.tools.check_table import name_sequences
 from mlmoe_jax.apps.tools.duplicates import similar_pairs
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ImageFiles
@@ -59,25 +60,48 @@ def test_classes_without_positives_or_others_are_a_warning():
 
 
 # ------------------------------------------------------------------------------------------------------ similar images
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([f"clip{c}_{n:03}.jpg" for c in range(3) for n in range(5)], "15 images in 3 sequences by name (clip0_…, cl"),
+        ([f"cam{c}/{10 * n}" for c in range(2) for n in range(4)], "8 images in 2 sequences by name (cam0/…, cam1/…)"),
+        ([f"IMG_{n:04}.jpg" for n in range(20)], ""),
+        ([f"{n}.png" for n in range(20)], ""),
+        ([f"{label}/{n}.png" for label in CLASSES for n in range(9)], ""),
+        ([f"{label.upper()}.{n}.png" for label in CLASSES for n in range(9)], ""),
+        ([f"{year}_{n:06}" for year in (2007, 2008) for n in (15, 16, 23, 41, 44, 58)], ""),
+        ([*(f"clip{c}_{n}" for c in range(2) for n in range(4)), *map(str, range(9))], ""),
+    ],
+)
+def test_names_that_differ_in_a_last_number_are_a_hint(names, said):
+    split = split_of(names, np.ones((len(names), len(CLASSES))))
+    half = len(names) // 2
+    sentence = "".join(name_sequences([split]))
+    assert sentence.startswith(said)
+    assert bool(sentence) == bool(said)
+    assert name_sequences([split.take(np.arange(half), "train"), split.take(np.arange(half, len(names)), "val")]) == (
+        [sentence] if said else []
+    ), "the splits count together"
+    assert name_sequences([split_of(names, 1, groups=["g"] * len(names))]) == []
+
+
 def photo(seed, size=(160, 120)) -> bytes:
     """A smooth image as JPEG."""
     smooth_image(*size, seed).save(buffer := io.BytesIO(), "JPEG")
     return buffer.getvalue()
 
 
-def test_similar_images_are_those_with_few_different_bits(monkeypatch):
+def test_similar_images_are_paired_with_the_first_of_them(monkeypatch):
     random = np.random.default_rng(0)
-    look = random.integers(0, 2**63, 400, dtype=np.uint64)
-    for row in range(200, 400):  # copies with up to 5 bits changed
-        changed = random.choice(64, random.integers(0, 6), replace=False).astype(np.uint64)
-        look[row] = look[row - 200] ^ np.bitwise_or.reduce(np.uint64(1) << changed, initial=np.uint64(0))
-    close = {j: i for i in range(200) for j in range(200, 400) if int(np.bitwise_count(look[i] ^ look[j])) <= 3}
-    assert 50 < len(close) < 200
-    assert similar_pairs(look, look, same=True) == [(close[j], j) for j in sorted(close)]
-    assert similar_pairs(look[:200], look[200:], same=False) == [(close[j], j - 200) for j in sorted(close)]
+    look = random.random((40, 8, 8, 8)).astype(np.float16)
+    look[30:] = look[:10] + random.normal(0, 0.02, (10, 8, 8, 8)).astype(np.float16)
+    look[39] = np.roll(look[5][:, ::-1, ::-1], 1, axis=-1)
+    copies = [*((row, row + 30) for row in range(9)), (5, 39)]
+    assert similar_pairs(look, look, same=True) == copies
+    assert similar_pairs(look[:30], look[30:], same=False) == [(i, j - 30) for i, j in copies]
     assert similar_pairs(look[:1], look[:0], same=False) == similar_pairs(look[:0], look[:1], same=False) == []
-    assert similar_pairs(np.zeros(5, np.uint64), np.zeros(5, np.uint64), same=True) == [], "blank images"
-    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 399)
+    assert similar_pairs(np.zeros((30, 8, 8, 8)), np.zeros((30, 8, 8, 8)), same=True) == [], "blank images"
+    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 39)
     assert similar_pairs(look, look, same=True) == []
 
 
