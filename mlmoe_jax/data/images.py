@@ -29,6 +29,7 @@ from mlmoe_jax.runtime.files import PathLike, find_file
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
 _AT_ONCE = 1024  # files that wait to be opened
+MOST_OPENED, MOST_FAR = 20_000, 100  # files that are opened to see whether they have several frames
 
 
 class Images(abc.ABC):
@@ -88,20 +89,30 @@ class Images(abc.ABC):
         return False
 
     def frames_note(self) -> list[str]:
-        """Return a sentence for `Usage.notes` about the images with several frames; [] if there is none."""
+        """Return sentences for `Usage.notes` about the images with several frames; [] if there is none.
+
+        At most MOST_OPENED files are opened for this, or MOST_FAR in an object store, where each is read whole.
+        """
         if not self.may_have_frames:
             return []
-        rows = [row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME)]
+        all_rows = [row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME)]
+        rows = all_rows[: MOST_FAR if any("://" in self.name(row) for row in all_rows[:1]) else MOST_OPENED]
         several: list[str] = []
         with ThreadPoolExecutor() as pool:  # the files may be far away
             for start in range(0, len(rows), _AT_ONCE):
                 part = rows[start : start + _AT_ONCE]
                 found = pool.map(self.has_frames, part)
                 several += [self.name(row) for row, has_frames in zip(part, found, strict=True) if has_frames]
-        if not several:
-            return []
-        names = abbreviate(several, SHOWN_EXAMPLES)
-        return [f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"]
+        notes = []
+        if several:
+            names = abbreviate(several, SHOWN_EXAMPLES)
+            notes.append(
+                f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"
+            )
+        if len(rows) < len(all_rows):
+            opened = f"{quantity(len(rows), 'file')} of {len(all_rows):,} opened to see"
+            notes.append(f"may have further images with several frames: {opened}")
+        return notes
 
     def digest(self, row: int) -> str:
         """Return a hash of the content of image `row`; BadImage if it cannot be read."""

@@ -10,7 +10,7 @@ from helpers.drawn_images import encoded
 from helpers.tables import write_images
 from PIL import ExifTags, Image, ImageFile
 
-from mlmoe_jax.data import decoding
+from mlmoe_jax.data import decoding, images
 from mlmoe_jax.data.decoding import BadImage, Decoding, has_frames, read_image, read_size
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.split import Split
@@ -110,6 +110,18 @@ def test_images_with_several_frames_are_counted(file_format, tmp_path):
     assert files.take(np.array([0])).frames_note() == []
     split = Split("train", ("sea",), np.ones((2, 1), np.int8), names, files)
     assert unused_input(list_usages([split])) == [f"split train has 1 image {said} {tmp_path / names[1]}"]
+
+
+def test_only_some_files_are_opened_to_see_their_frames(monkeypatch):
+    opened = []
+    monkeypatch.setattr(images, "MOST_OPENED", 3)
+    monkeypatch.setattr(images, "MOST_FAR", 2)
+    monkeypatch.setattr(ImageFiles, "has_frames", lambda self, row: opened.append(row))
+    for folder, count in {"photos": 3, "gs://bucket/photos": 2}.items():
+        opened.clear()
+        [note] = ImageFiles(folder, [f"{row}.png" for row in range(5)]).frames_note()
+        assert note == f"may have further images with several frames: {count} files of 5 opened to see"
+        assert sorted(opened) == list(range(count))
 
 
 def test_smaller_copies_and_masks_are_no_frames(tmp_path):
