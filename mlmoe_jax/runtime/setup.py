@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 
 import jax
@@ -9,7 +10,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder
+from mlmoe_jax.runtime.files import GIB, cache_folder
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import find_devices, make_mesh
 from mlmoe_jax.runtime.storage import remove_leftovers
 
@@ -26,12 +28,23 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
       UserError: as `require_whole_batch` or `make_mesh`.
     """
     remove_leftovers(cache_folder(), below=True)
+    _say_limit_of_memory()
     mesh = make_mesh(config.mesh, devices)
     platform = (find_devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
     if training:
         require_whole_batch(config, mesh.size)
     return mesh
+
+
+def _say_limit_of_memory() -> None:
+    """Say that the address space is limited. XLA ends the process without a reason if it needs more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        status(
+            f"`ulimit -v` limits the addresses of this process to {limit / GIB:.1f} GiB; if it ends without a reason, "
+            "raise the limit"
+        )
 
 
 def require_whole_batch(config: ConfigDict, devices: int) -> None:

@@ -1,5 +1,6 @@
 """The devices and types of a run."""
 
+import resource
 from types import SimpleNamespace
 
 import jax
@@ -39,3 +40,12 @@ def test_setup_resolves_types_and_checks_the_batches(monkeypatch):
     assert setup_jax(config, jax.devices()[:1]).size == 1
     config.train.batch_size, config.eval.batch_size = 10, 7
     assert setup_jax(config, training=False).size == 3
+
+
+def test_a_limit_of_addresses_is_said(monkeypatch, capsys):
+    """XLA cannot say that it met the limit: it ends the process."""
+    setup_jax(default_config(), training=False)
+    assert "ulimit" not in capsys.readouterr().err
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (6 << 30, 6 << 30))
+    setup_jax(default_config(), training=False)
+    assert "`ulimit -v` limits the addresses of this process to 6.0 GiB" in capsys.readouterr().err
