@@ -7,8 +7,9 @@ after another, in random order. A refusal (429) is counted and repeated after th
 part of the latency. An answer counts as lost if it does not come, has another status, or differs from the first answer
 for the image by more than 1e-3 (batches of other sizes round differently).
 
---hostile=N adds N clients that send bodies in pieces of one byte, heads without an end, half bodies and random bytes,
-each with at most 100 kB/s, and open a new connection when one is closed.
+--hostile=N adds N clients that send bodies in pieces of one byte, heads and trailers without an end, half bodies,
+random bytes, and requests without reading an answer, each with at most 100 kB/s, and open a new connection when one is
+closed.
 """
 
 import contextlib
@@ -37,6 +38,8 @@ HOSTILE = (
     (_START, b"X: y\r\n" * 170),
     (_START + b"Content-Length: 16000000\r\n\r\n", b"x" * 1000),
     (b"", bytes(random.Random(0).randbytes(1000))),
+    (_START + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", b"T: v\r\n" * 170),
+    (b"", (_START + b"Content-Length: 0\r\n\r\n") * 10),
 )
 
 

@@ -96,7 +96,7 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
 def names_problem(names: Sequence[str]) -> str:
     """Return why names cannot be labels together, as the end of a sentence; "" if they are different and printable."""
     if (repeated := first_repeated(names)) is not None:
-        return f"names the class '{repeated}' twice; name each class once"
+        return f"names the class {repeated!r:.100} twice; name each class once"
     for name in names:  # lines of labels.txt, and cells of tables
         if problem := _why_unprintable(name):
             return f"has the label {name!r:.100}, {problem}"

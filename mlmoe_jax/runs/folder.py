@@ -149,4 +149,4 @@ def training_finished(folder: RunFolder) -> bool:
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
     """Return the names, groups and statistics of the labels of a run; UserError if the file is missing or damaged."""
-    return folder.read_npz(LABEL_SPACE, LabelSpace.from_arrays)
+    return folder.read_npz(LABEL_SPACE, LabelSpace.from_arrays, ratio=4)  # it may be a stranger's

@@ -50,7 +50,7 @@ from mlmoe_jax.runs.folder import (
     read_config,
     read_label_space,
 )
-from mlmoe_jax.runs.shared_model import is_shared, learned_rules, restore_adapter
+from mlmoe_jax.runs.shared_model import is_shared, learned_rules, require_usual_size, restore_adapter
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -153,6 +153,8 @@ def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
 
     def convert(stored: dict[str, Any]) -> Preprocess:
         (red, green, blue), (r, g, b) = (map(float, stored[name]) for name in ("mean", "std"))
+        if not (np.isfinite([red, green, blue]).all() and 0 < min(r, g, b) <= max(r, g, b) < np.inf):
+            raise ValueError("its mean should be finite, and its std above 0")
         return Preprocess(image_size, (red, green, blue), (r, g, b))
 
     return folder.read_json(PREPROCESS, convert)
@@ -261,6 +263,8 @@ def read_run(
     config = read_config(folder)
     if is_shared(folder):
         config = config if own else configuration.trusted(config)
+        if not own and all(key != "data.image_size" for key, _ in overrides):
+            require_usual_size(config)
         config.trainable = learned_rules(folder)
     configuration.require_changeable([key for key, _ in overrides])
     configuration.apply_overrides(config, list(overrides))

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import load, save
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.runs.checkpoint import Restored
@@ -61,6 +62,8 @@ FILES = {
 _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKBONE)
 _DEMOS = Path(__file__).parent / "demos"
 LAYOUT = 1  # readers refuse any other layout
+_MOST_TENSORS = 10_000
+_MOST_PATCHES = 48  # per side of an image; attention weights take memory by the fourth power
 _ABOUT = "mlmoe_jax"  # the entry of the header
 _ORIGIN = {"step": int, "kind": str, "split": str}  # the origin of the values, among the notes of a checkpoint
 
@@ -101,6 +104,17 @@ def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
 def is_shared(folder: RunFolder) -> bool:
     """Return whether a folder has the values of a shared model, instead of checkpoints."""
     return (folder / ADAPTER).exists()
+
+
+def require_usual_size(config: ConfigDict) -> None:
+    """Raise UserError if the config of a shared model has such large images that one image may need all memory."""
+    name, size = config.model.backbone.name, config.data.image_size
+    most = _MOST_PATCHES * catalog.entry(name).shape.patch
+    if isinstance(size, int) and size > most:
+        raise UserError(
+            f"the model takes images of {size:,} × {size:,} pixels, and {name} of a shared model at most {most:,} × "
+            f"{most:,}; to use it nevertheless, set --config.data.image_size={size}"
+        )
 
 
 def learned_rules(folder: RunFolder) -> tuple[tuple[str, bool], ...]:
@@ -149,6 +163,8 @@ def _read_header(folder: RunFolder) -> dict[str, Any]:
     path = folder.inside(ADAPTER)
     with open_regular(path) if folder.is_local else path.open("rb") as file:
         header = read_header(file)
+    if len(header) > _MOST_TENSORS:
+        raise ValueError(f"it has {len(header):,} tensors, more than {_MOST_TENSORS:,}")
     _stored_origin(folder, header)  # another layout may have other names
     return header
 

@@ -50,16 +50,16 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(strict(value), indent=indent, allow_nan=False)
 
 
-def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.ndarray]:
+def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES, ratio: int = UNPACK_RATIO) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file, open in binary mode, by name. Pickled objects are refused.
 
-    The arrays may have `usual` bytes or UNPACK_RATIO times the size of the file, whichever is larger. Call this
+    The arrays may have `usual` bytes or `ratio` times the size of the file, whichever is larger. Call this
     function inside `files.damage_explained`, because it raises exceptions of any type if the file is damaged or too
     large.
     """
     import numpy as np  # `--help` needs the other functions, and not numpy
 
-    most = max(usual, UNPACK_RATIO * file.seek(0, os.SEEK_END))
+    most = max(usual, ratio * file.seek(0, os.SEEK_END))
     with zipfile.ZipFile(file) as archive:
         if (unpacked := sum(member.file_size for member in archive.infolist())) > most:
             raise ValueError(f"it would unpack to {unpacked:,} bytes, more than {most:,}")

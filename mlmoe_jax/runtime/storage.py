@@ -37,7 +37,7 @@ from mlmoe_jax.runtime.files import (
     open_regular,
     read_bytes,
 )
-from mlmoe_jax.runtime.formats import dump_json, read_npz
+from mlmoe_jax.runtime.formats import UNPACK_RATIO, dump_json, read_npz
 from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.runtime.workers import require_program
 
@@ -238,10 +238,15 @@ class Folder:
         with self.reading(name):
             return self.read_bytes(name).decode()
 
-    def read_npz(self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict) -> Converted:
-        """Return `convert` of name -> array of an npz file; UserError if it is damaged or `convert` raises an error."""
+    def read_npz(
+        self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict, *, ratio: int = UNPACK_RATIO
+    ) -> Converted:
+        """Return `convert` of name -> array of an npz file; UserError if it is damaged or `convert` raises an error.
+
+        `ratio` is explained in `formats.read_npz`.
+        """
         with self.reading(name):
-            return convert(read_npz(io.BytesIO(self.read_bytes(name))))
+            return convert(read_npz(io.BytesIO(self.read_bytes(name)), ratio=ratio))
 
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
         """Return `convert` of the object in a JSON file; UserError without one, or if `convert` raises an error."""

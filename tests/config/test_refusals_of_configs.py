@@ -183,6 +183,10 @@ NAN, INFINITE = float("nan"), float("inf")
 NO_NAME = "data.val_fraction holds out data.val_split, which should have a name of its own, such as val"
 OTHER_TERMS = "which head linear does not compute (it computes logits, cls)"
 VALUES = [
+    of_values(
+        f"{MISTAKES}model.prompts has 3,000 prompts in each block, above 2,000: lower per_group",
+        {"model.prompts.kind": "group", "model.prompts.per_group": 300},
+    ),
     *(
         row
         for key, one in KEYS.items()

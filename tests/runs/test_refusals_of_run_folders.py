@@ -343,8 +343,11 @@ DAMAGE = [
     of_value("mean", [0.5]),
     of_value("mean", None),
     of_value("std", [0.5, 0.5, "x"]),
+    of_value("std", [0.5, 0.5, 0]),
+    of_value("mean", [0.5, 0.5, float("nan")]),
     *(of_array(name, lambda array: array[:-1]) for name in ("names", "positives", "co_group", "dc_group")),
     of_array("together", lambda array: np.array([[len(CLASSES)], [0], [1]])),
+    of_array("names", lambda array: array[:0], "it has no labels"),
     of_array("co_group", lambda array: array + 99, "its groups should be below "),
     of_file("frozen.safetensors", "without tensors", b"{}"),
 ]

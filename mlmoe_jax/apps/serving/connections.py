@@ -32,7 +32,9 @@ REST_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 2.0, 5, 8.0
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 = no limit
 MOST_CONNECTIONS = 256 if _DESCRIPTORS < 0 else min(256, _DESCRIPTORS // 2)
 BACKLOG = 128  # connections that wait to be accepted; each accepted one needs a descriptor before another is closed
-MOST_HEAD = 64 << 10  # bytes of the head of a request
+MOST_HEAD = 64 << 10  # bytes of the head of a request, and of the trailer of a chunked body
+_LINE = 100  # bytes as which each line of a trailer counts besides its own: a line takes memory
+MOST_WAITING = 16  # requests on a connection that a client has sent before the answer to an earlier one
 # A body costs time per piece, so it may have this many pieces, or more if they have LEAST_PIECE bytes on average.
 MOST_PIECES, LEAST_PIECE = 4096, 256
 ARRIVAL_SECONDS = 0.3  # after a signal, for what clients have sent to arrive
@@ -81,6 +83,20 @@ class LimitedConnection(HttpToolsProtocol):
             if self._head > MOST_HEAD:
                 self._refuse()
                 self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Begin a request. Raise ValueError, which becomes the status 400, if too many wait before it."""
+        if len(self.pipeline) >= MOST_WAITING:
+            raise ValueError(f"{len(self.pipeline)} requests wait on this connection")
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a line of a head, or of the trailer of a body. Raise ValueError if the trailer is too long."""
+        if self.cycle is not None and self.cycle.more_body:
+            self._head += len(name) + len(value) + _LINE
+            if self._head > MOST_HEAD:
+                raise ValueError(f"a trailer has more than {MOST_HEAD} bytes")
+        super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body. Raise ValueError, which becomes the status 400, if the pieces are too small."""

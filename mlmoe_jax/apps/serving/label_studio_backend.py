@@ -31,6 +31,7 @@ TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable
 FETCH_SECONDS = 10.0  # time limit to fetch one image
 MOST_TASKS = 1000  # in a request
 _MOST_CONFIG = 4 << 20  # bytes of a labeling configuration
+_MOST_TAGS = 200_000  # tags and attributes of a labeling configuration
 _MOST_VALUES = 300_000  # names, texts and objects of a request, and as many lists
 
 
@@ -108,14 +109,15 @@ def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, A
     try:
         content = json.loads(body)
         tasks, config = [{**task["data"]} for task in content["tasks"]], content["label_config"].encode()
-        small = len(tasks) <= MOST_TASKS and len(config) <= _MOST_CONFIG
+        tags = config.count(b"<") + config.count(b"=")  # also the attributes
+        small = len(tasks) <= MOST_TASKS and len(config) <= _MOST_CONFIG and tags <= _MOST_TAGS
         controls = read_controls(config) if small else {}
     except Exception as error:  # parsers raise errors of many types for content of another form
         expected = "the body should be JSON with tasks and a label_config, as Label Studio sends"
         raise HTTPException(400, expected) from error
     if not small:
-        limits = f"{MOST_TASKS:,} tasks and {_MOST_CONFIG:,} bytes of label_config"
-        raise HTTPException(413, f"a request may have {limits}; ask for fewer tasks at a time")
+        limits = f"{MOST_TASKS:,} tasks and a label_config of {_MOST_CONFIG:,} bytes and {_MOST_TAGS:,} tags"
+        raise HTTPException(413, f"a request may have {limits} and attributes; ask for fewer tasks at a time")
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
     name = max(controls, key=lambda name: len(set(labels).intersection(controls[name].values)))

@@ -124,7 +124,7 @@ class LabelSpace:
     def from_arrays(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space from the arrays that `save` wrote; ValueError if they do not fit together."""
         names = tuple(map(str, stored["names"]))
-        if problem := names_problem(names):
+        if problem := names_problem(names) if names else "has no labels":
             raise ValueError(f"it {problem}")
         row, column, images = stored["together"]
         space = cls(

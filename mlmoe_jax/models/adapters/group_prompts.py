@@ -17,6 +17,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
+_MOST_PROMPTS = 2000  # the attention mask and the attention weights have its square
 
 
 class GroupPrompts(DeepPrompts):
@@ -43,7 +44,10 @@ class GroupPrompts(DeepPrompts):
 
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
-        return []  # `count` is not a setting of group prompts
+        number = cls.prompts_per_block(settings)  # `count` is not a setting of group prompts
+        if number > _MOST_PROMPTS:
+            return [f"model.prompts has {number:,} prompts in each block, above {_MOST_PROMPTS:,}: lower per_group"]
+        return []
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:

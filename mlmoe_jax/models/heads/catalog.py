@@ -38,8 +38,8 @@ _DECODER = section(
     width=IntegerKey(512, "Width of the tokens; 0 means the backbone's.", least=0, most=65_536),
     heads=IntegerKey(8, "Attention heads.", above=0, most=1_024),
     hidden=IntegerKey(2048, "Hidden width of the feed-forward networks.", above=0, most=65_536),
-    encoder_layers=IntegerKey(2, "Encoder layers.", least=0, most=100),
-    decoder_layers=IntegerKey(2, "Decoder layers.", above=0, most=100),
+    encoder_layers=IntegerKey(2, "Encoder layers.", least=0, most=12),
+    decoder_layers=IntegerKey(2, "Decoder layers.", above=0, most=12),
     queries=IntegerKey(
         0,
         "Learned queries; 0 is one per label, fewer are shared by groups of labels.",

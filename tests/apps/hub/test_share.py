@@ -1,8 +1,10 @@
 """Sharing a run on a local hub: what is uploaded, and that it is the same model for whoever downloads it."""
 
 import functools
+import io
 import json
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -386,6 +388,32 @@ def test_no_key_of_a_stranger_changes_what_a_prediction_does(made, pushed, monke
         theirs.run.open_split("test")
     asked = Predictor.from_run("hf:user/name", {"data.workers": 2, "eval.batch_size": 3}).run.config
     assert (asked.data.workers, asked.eval.batch_size) == (2, 3), "the user decides"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_stranger_does_not_decide_on_images_that_need_all_memory(named, made, pushed):
+    stored = json.loads(pushed["config.json"])
+    stored["data"]["image_size"] = 8192
+    pushed["config.json"] = json.dumps(stored).encode()
+    if named:
+        assert Predictor.from_run("hf:user/name", {"data.image_size": 28}).run.preprocess.image_size == 28
+    else:
+        with pytest.raises(UserError, match=r"8,192 × 8,192 pixels, .*set --config\.data\.image_size=8192"):
+            Predictor.from_run("hf:user/name")
+
+
+def test_a_model_of_a_stranger_has_few_tensors_and_a_small_label_space(made, pushed):
+    empty = {f"t{at}": np.zeros(0, np.float32) for at in range(10_001)}
+    whole, pushed["adapter.safetensors"] = pushed["adapter.safetensors"], save(empty)
+    with pytest.raises(UserError, match="has 10,001 tensors, more than 10,000"):
+        Predictor.from_run("hf:user/name")
+    buffer = io.BytesIO(pushed["label_space.npz"])
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("noise.npy", np.random.default_rng(0).bytes(3 << 20))
+        archive.writestr("zeros.npy", bytes(260 << 20))
+    pushed["adapter.safetensors"], pushed["label_space.npz"] = whole, buffer.getvalue()
+    with pytest.raises(UserError, match=r"label_space\.npz is damaged: it would unpack to"):
+        Predictor.from_run("hf:user/name")
 
 
 def test_a_local_copy_of_a_shared_model_does_not_decide_either(made, pushed, tmp_path):

@@ -159,6 +159,29 @@ def test_a_head_without_an_end_is_refused(client, before):
     until(lambda: refused(client) == 1)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [CHUNKED + b"1\r\nx\r\n0\r\n" + b"T: v\r\n" * 5000, (HEAD + b"\r\nabcd") * 100],
+    ids=["a trailer without an end", "many requests before an answer"],
+)
+def test_what_takes_work_before_any_answer_is_refused(client, sent):
+    connection = client.connect("127.0.0.1")
+    with contextlib.suppress(OSError):
+        connection.sendall(sent)
+    until(lambda: refused(client) == 1)
+    assert is_refused(connection)
+
+
+def test_a_short_trailer_and_a_few_requests_at_once_are_read(client):
+    trailer = CHUNKED + b"1\r\nx\r\n0\r\nT: v\r\n\r\n"
+    connection = client.connect(
+        "127.0.0.1", trailer + (HEAD + b"\r\nabcd") * 9 + HEAD + b"Connection: close\r\n\r\nabcd"
+    )
+    with connection.makefile("rb") as answers:
+        assert answers.read().count(b"HTTP/1.1 204 ") == 11
+    assert refused(client) == 0
+
+
 def test_what_has_been_sent_before_a_stop_is_answered(client, monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 64)
     sent = [client.connect("127.0.0.1", HEAD + b"\r\nabcd") for _ in range(50)]

@@ -84,6 +84,7 @@ REQUESTS = [
     ),
     studio("a bomb", 400, "should be JSON with tasks", "x", config='<!DOCTYPE x [<!ENTITY a "a">]><View/>'),
     pytest.param(400, "should be JSON", {"url": "/label_studio/predict", "json": {"tasks": 5}}, id="no list of tasks"),
+    studio("many tags", 413, "a label_config of 4,194,304 bytes and 200,000 tags", "x", config="<a>" * 200_001),
     studio("no tasks", 422, "there are no tasks"),
     studio("a large task", 413, TOO_LARGE, "x" * (1 << 20)),
     studio("a task without an address", 422, "the task has no address of an image", None),
