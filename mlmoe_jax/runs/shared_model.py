@@ -62,7 +62,7 @@ FILES = {
 _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKBONE)
 _DEMOS = Path(__file__).parent / "demos"
 LAYOUT = 1  # readers refuse any other layout
-_MOST_TENSORS = 10_000
+_MOST_TENSORS, _MOST_HEADER = 10_000, 4 * MIB
 _MOST_PATCHES = 48  # per side of an image; attention weights take memory by the fourth power
 _ABOUT = "mlmoe_jax"  # the entry of the header
 _ORIGIN = {"step": int, "kind": str, "split": str}  # the origin of the values, among the notes of a checkpoint
@@ -162,7 +162,7 @@ def _read_header(folder: RunFolder) -> dict[str, Any]:
     """Return the header of adapter.safetensors, without reading its values."""
     path = folder.inside(ADAPTER)
     with open_regular(path) if folder.is_local else path.open("rb") as file:
-        header = read_header(file)
+        header = read_header(file, most=_MOST_HEADER)
     if len(header) > _MOST_TENSORS:
         raise ValueError(f"it has {len(header):,} tensors, more than {_MOST_TENSORS:,}")
     _stored_origin(folder, header)  # another layout may have other names

@@ -80,13 +80,13 @@ def read_metadata(content: bytes) -> dict[str, str]:
     return read_header(io.BytesIO(content)).get("__metadata__", {})
 
 
-def read_header(file: BinaryIO) -> dict[str, Any]:
+def read_header(file: BinaryIO, *, most: int = MOST_HEADER) -> dict[str, Any]:
     """Return the header of a safetensors file: the names of its tensors and "__metadata__", with what they are.
 
-    Call it inside `files.damage_explained`.
+    It may have `most` bytes. Call it inside `files.damage_explained`.
     """
     length = int.from_bytes(file.read(8), "little")
-    if length > MOST_HEADER:
+    if length > most:
         raise ValueError(f"its header has {length:,} bytes")
     return json.loads(file.read(length))
 
