@@ -48,22 +48,22 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
 def name_sequences(splits: Sequence[Split]) -> list[str]:
     """Return a sentence if names that differ only in the last number look like frames of several sequences.
 
-    The numbers of a sequence have a regular step. Sequences that are named after a label are none, nor are those of
-    a data set with groups. [] if less than half of the images are in sequences.
+    The numbers of a sequence have a regular step. Sequences that are named after a label or a split are none, nor those of
+    a data set with groups. [] if less than half of the images are in sequences, or more than half in one.
     """
     numbers: dict[str, set[int]] = defaultdict(set)
     names = [name for split in splits if split.groups is None for name in split.ids]
     for name in names:
         if found := re.fullmatch(r"(.*?\D)(\d+)(\.\w+)?", name):
             numbers[found[1]].add(int(found[2]))
-    labels = {_letters(name) for name in splits[0].classes}
+    others = {_letters(name) for name in (*splits[0].classes, *(split.name for split in splits))}
     sequences = {
         stem: len(members)
         for stem, members in numbers.items()
-        if _is_regular(sorted(members)) and labels.isdisjoint({_letters(stem), _letters(stem.rpartition("/")[2])})
+        if _is_regular(sorted(members)) and others.isdisjoint({_letters(stem), _letters(stem.rpartition("/")[2])})
     }
     images = sum(sequences.values())
-    if len(sequences) < 2 or 2 * images < len(names):
+    if len(sequences) < 2 or 2 * images < len(names) or 2 * max(sequences.values()) > len(names):
         return []
     return [
         f"{quantity(images, 'image')} in {quantity(len(sequences), 'sequence')} by name "

@@ -90,7 +90,7 @@ def test_arrays_and_all_names_of_splits_and_images_are_stored_without_loss(monke
 # -------------------------------------------------------------------------------------------------------- interruption
 SLOWLY = """
 import sys, time
-from mlmoe_jax.data import shards
+from mlmoe_jax.apps.tools import shards
 from mlmoe_jax.apps.tools import pack as packing
 from helpers.packing import config_of
 packing.SHARD_IMAGES = 2
