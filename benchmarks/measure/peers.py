@@ -18,6 +18,7 @@ replaces the one in this page.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -34,7 +35,7 @@ from benchmarks.measure.options import SEEDS, require_known
 from benchmarks.recipes import photographs
 from benchmarks.recipes.photographs import Target
 from benchmarks.recipes.task import Task
-from benchmarks.report import ROOT, over_seeds, progress, publish, write_between
+from benchmarks.report import ROOT, left, over_seeds, progress, publish, write_between
 from benchmarks.usage import run_measured
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -43,6 +44,7 @@ from mlmoe_jax.runtime.table import Table
 RECIPES = ROOT / "benchmarks" / "recipes"
 COMMON = ("torch==2.14.1", "torchvision==0.29.1", "timm==1.0.31")
 OWN = {"this package": "", "this package, fine-tuned": ",tune=yes"}  # options of own_csv
+BY_STEPS = ("fastai", "timm", "LightlyTrain")  # peers that train for --epochs
 PEERS = {  # name -> its recipe, and what its environment has beside COMMON
     "scikit-learn on features": ("scikit_learn_recipe.py", "scikit-learn==1.9.1"),
     "fastai": ("fastai_recipe.py", "fastai==2.8.12"),
@@ -58,7 +60,7 @@ class Options:
     root: Path
     peers: tuple[str, ...] = (*OWN, *PEERS)
     images: tuple[int, ...] = (200, 0)
-    epochs: tuple[int, ...] = (12, 4)
+    epochs: tuple[int, ...] = (12, 7)
     seeds: tuple[int, ...] = SEEDS
     threads: int = 1
     out: Path = Path("runs/peers")
@@ -102,6 +104,7 @@ class Job:
 
     Attributes:
       count: images for training; 0 for all.
+      epochs: 0 for a peer that has none, or chooses them.
     """
 
     peer: str
@@ -172,14 +175,31 @@ def read_log(path: Path) -> list[dict]:
 def table(results: Sequence[dict]) -> str:
     """Return the Markdown table of results, with the number of seeds of each row."""
     rows = []
-    for images, peer in dict.fromkeys((one["images"], one["peer"]) for one in results):
-        found = [one for one in results if (one["images"], one["peer"]) == (images, peer)]
+    groups = itertools.groupby(sorted(results, key=group_of), group_of)
+    for (images, _, epochs), members in groups:
+        found = list(members)
         quality = [over_results(found, key) for key in ("mAP", "F1@0.5", "F1, fitted")]
         needs = [np.mean([one[stage]["cpu_seconds"] for one in found]) for stage in ("train", "score")]
         memory = max(one["train"]["peak_mib"] for one in found) / 1024
-        rows.append([f"{images:,}", peer, len(found), *quality, *(f"{one:,.0f}" for one in needs), f"{memory:.1f}"])
-    columns = ["photographs", "", "seeds", "mAP", "F1 at 0.5", "F1, fitted", "CPU s, training", "CPU s, 500 images"]
+        first = [f"{images:,}", found[0]["peer"], epochs or "", len(found)]
+        rows.append([*first, *quality, *(f"{one:,.0f}" for one in needs), f"{memory:.1f}"])
+    columns = [
+        "photographs",
+        left(""),
+        "epochs",
+        "seeds",
+        "mAP",
+        "F1 at 0.5",
+        "F1, fitted",
+        "CPU s, training",
+        "CPU s, 500 images",
+    ]
     return Table([*columns, "GiB, training"], rows).markdown()
+
+
+def group_of(result: dict) -> tuple[int, int, int]:
+    """Return what the results of a row have in common, in the order of the rows."""
+    return result["images"], [*OWN, *PEERS].index(result["peer"]), result["epochs"]
 
 
 def over_results(results: Sequence[dict], metric: str) -> str:
@@ -199,7 +219,7 @@ def measure(options: Options) -> Iterator[str]:
     for count, epochs in zip(options.images, options.epochs, strict=True):
         for seed in options.seeds:
             for peer in options.peers:
-                job = Job(peer, count, epochs, seed)
+                job = Job(peer, count, epochs if peer in BY_STEPS else 0, seed)
                 if any(asdict(job).items() <= one.items() for one in read_log(options.log)):
                     continue
                 result = carry_out(job, options, train, Target.of(val))

@@ -124,8 +124,8 @@ def test_finished_results_are_not_measured_again(split, tmp_path, monkeypatch):
     (again,) = peers.measure(options)
     assert (len(ran), again) == (8, text)
     first = text.splitlines()[2].split("|")
-    assert [cell.strip() for cell in first[1:4]] == ["2", "this package", "2"]
-    assert [cell.strip() for cell in first[6:-1]] == ["", "10", "10", "0.5"]  # nothing is fitted
+    assert [cell.strip() for cell in first[1:5]] == ["2", "this package", "", "2"]
+    assert [cell.strip() for cell in first[7:-1]] == ["", "10", "10", "0.5"]  # nothing is fitted
 
 
 def test_each_recipe_is_there_with_its_pinned_version():
