@@ -5,12 +5,13 @@ best step. The weights are normalized as they were pretrained.
 """
 
 import csv
+import re
 from pathlib import Path
 
 import lightly_train
 import torch
 from lightly_train._models.timm import timm as wrapper
-from task import Scores, Task, carry_out
+from task import Scores, Task, carry_out, write_losses
 
 BATCH, WORKERS, HELD_OUT, TOGETHER = 16, 2, 10, 32
 NORMALIZE = {"mean": [127 / 255] * 3, "std": [128 / 255] * 3}
@@ -38,6 +39,8 @@ def train(task: Task, run: Path) -> None:
         model_args={"backbone_args": {"checkpoint_path": task.weights}, "lr_warmup_steps": steps // 10},
         transform_args={"normalize": NORMALIZE},
     )
+    log = (run / "out" / "train.log").read_text()
+    write_losses(run, list(map(float, re.findall(r"train_loss: ([\d.]+)", log))))
 
 
 def write_table(path: Path, rows: list[tuple[Path, list[str]]]) -> Path:

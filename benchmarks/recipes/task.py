@@ -63,7 +63,7 @@ def write_thresholds(run: Path, thresholds: Sequence[float]) -> None:
 
 
 def write_losses(run: Path, losses: Sequence[float]) -> None:
-    """Store the mean training loss of each epoch."""
+    """Store the training losses, in their order, as often as the library reports them."""
     (run / "losses.json").write_text(json.dumps(list(losses)))
 
 
