@@ -60,7 +60,7 @@ class Options:
     root: Path
     peers: tuple[str, ...] = (*OWN, *PEERS)
     images: tuple[int, ...] = (200, 0)
-    epochs: tuple[int, ...] = (12, 7)
+    epochs: tuple[int, ...] = (30, 7)
     seeds: tuple[int, ...] = SEEDS
     threads: int = 1
     out: Path = Path("runs/peers")
