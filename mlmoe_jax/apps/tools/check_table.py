@@ -48,8 +48,8 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
 def name_sequences(splits: Sequence[Split]) -> list[str]:
     """Return a sentence if names that differ only in the last number look like frames of several sequences.
 
-    The numbers of a sequence have a regular step. Sequences that are named after a label or a split are none, nor those of
-    a data set with groups. [] if less than half of the images are in sequences, or more than half in one.
+    The numbers of a sequence have a regular step. Sequences that are named after a label or a split are none, nor those
+    of a data set with groups. [] if less than half of the images are in sequences, or more than half in one.
     """
     numbers: dict[str, set[int]] = defaultdict(set)
     names = [name for split in splits if split.groups is None for name in split.ids]
