@@ -30,6 +30,7 @@ PUBLISHED = {
 WITHOUT_A_PAPER = {"own_csv", "pretrain_digits"}
 BENCHMARKS = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256")
 HELD_OUT = {
+    "data.join_twins": False,
     "data.val_split": "held_out",
     "data.val_fraction": 0.1,
     "eval.select_on": "val",
