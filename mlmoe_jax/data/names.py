@@ -152,7 +152,8 @@ def require_list(rows: Sequence[Sequence[str]], place: Callable[[int], str]) -> 
     A name with a description may have any form. `place` returns the position of a row for the error.
     """
     names = [name for name, *_ in rows]
-    for k, problem in itertools.chain(_find_forms(rows), _find_columns(rows), _find_repetitions(names, place)):
+    checks = (_find_forms(rows), _find_columns(rows), _find_joined(rows), _find_repetitions(names, place))
+    for k, problem in itertools.chain(*checks):
         raise UserError(f"{place(k)} has the label {names[k]!r:.100}, {problem}")
 
 
@@ -170,7 +171,7 @@ def _find_forms(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
 
 
 def _find_columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
-    """Yield (row, reason) for one row if most rows have a number or a code beside the name, or several names."""
+    """Yield (row, reason) for one row if most rows have a number or a code beside the name."""
     lines = ["\t".join(row)[:_LONGEST] for row in rows]
     rests = [[pattern.sub("", line) for line in lines] for pattern in _BESIDE]
     rests.append([line.removesuffix(f" {k}") for k, line in enumerate(lines)])  # as in dog 0, cat 1
@@ -178,10 +179,14 @@ def _find_columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
         found = [k for k, name in enumerate(names) if name != lines[k] and re.search(r"[^\W\d_]", name)]
         if 2 * len(found) > len(lines) and len({names[k] for k in found}) == len(found):
             yield found[0], "which has a number or a code beside it; write each name alone on a line"
+
+
+def _find_joined(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """Yield (row, reason) for one row if rows have several names."""
     names = [name if not descriptions else "" for name, *descriptions in rows]
     joined = names_joined_by(",", names)
-    is_alone = len(lines) == 1 and re.fullmatch(r"[^\s/]+([/\t][^\s/]+){2,}", lines[0])
-    if is_alone or 4 * len(joined) >= len(lines) or all("," in name for name in names):
+    is_alone = len(rows) == 1 and re.fullmatch(r"[^\s/]+([/\t][^\s/]+){2,}", "\t".join(rows[0])[:_LONGEST])
+    if is_alone or 4 * len(joined) >= len(rows) or all("," in name for name in names):
         several = "which looks like several names; write each name alone on a line"
         yield min(joined, default=0), f"{several}, or describe it after a tab if it is one name"
 

@@ -132,11 +132,8 @@ def _record_images(
     before = read_image_record(origin.folder) if isinstance(origin, RunOrigin) else None
     if before is None:
         return record, False
-    if origin.resumes and training_finished(origin.folder) and not record.has_images_of(before):
-        raise UserError(
-            f"{origin.folder} holds a finished training on other images, which were in "
-            f"{find_root(read_config(origin.folder).data) or 'another place'}; train in another --workdir"
-        )
+    if origin.resumes:
+        _require_images_of_end(origin.folder, record, before)
     for split in others:
         if leak := describe_leak(before, origin.folder, split.name, split.ids):
             known = set(before.find_evaluated(split.ids))  # the warning was logged when the run started
@@ -145,6 +142,15 @@ def _record_images(
             _logger.warning(leak)
     reordered = origin.resumes and _report_order(config, origin.folder, train_split, record, before)
     return record.after(before), reordered
+
+
+def _require_images_of_end(folder: RunFolder, now: ImageRecord, before: ImageRecord) -> None:
+    """Raise UserError if a training has ended on other images than those of `now`; `before` is its record."""
+    if training_finished(folder) and not now.has_images_of(before):
+        raise UserError(
+            f"{folder} holds a finished training on other images, which were in "
+            f"{find_root(read_config(folder).data) or 'another place'}; train in another --workdir"
+        )
 
 
 def _report_order(
