@@ -8,6 +8,7 @@ sets the scale. Shape letters: N, M images, D numbers per vector.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -93,18 +94,20 @@ def find_units(
     than MOST_JOINED of the images, each image is a unit, and a warning is logged.
     """
     alone = unit = wider = np.arange(len(histograms))
-    vectors = np.zeros((len(alone), 1)) if features is None else features  # vectors of 0 are similar to none
     found = supported = 0
-    blocks = zip(cosine_blocks(histograms, histograms), cosine_blocks(vectors, vectors), strict=True)
-    for (start, cosines), (_, feature_cosines) in blocks:
-        near = feature_cosines > SIMILAR_FEATURES
+    blocks = cosine_blocks(histograms, histograms)
+    feature_blocks = itertools.repeat(None) if features is None else cosine_blocks(features, features)
+    for (start, cosines), feature_block in zip(blocks, feature_blocks, strict=False):
+        unit = _join(unit, start, cosines > SIMILAR_HISTOGRAMS)
+        if feature_block is None:
+            continue
+        near = feature_block[1] > SIMILAR_FEATURES
         near &= alone != alone[start : start + len(near), None]
         twins = near & (cosines > SUPPORT)
         found += np.count_nonzero(near)
         supported += np.count_nonzero(twins)
-        unit = _join(unit, start, cosines > SIMILAR_HISTOGRAMS)
         wider = _join(wider, start, (cosines > SIMILAR_HISTOGRAMS) | twins)
-    if supported >= MOST_SUPPORTED * found:
+    if features is not None and supported >= MOST_SUPPORTED * found:
         unit = wider
     largest = int(np.bincount(unit, minlength=1).max())
     if largest <= max(1, MOST_JOINED * len(unit)):
