@@ -69,15 +69,7 @@ def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
             path = unquote(urlsplit(address).path)
         if address in outside or not os.path.lexists(find_file(given.folder / path)):
             lost[address] = path
-    files = defaultdict(list)
-    for file in list_files(given.folder, Usage("", "file")) if lost else ():
-        files[_stored_name(file)].append(file)
-    names = {}
-    for address, path in lost.items():
-        name = _stored_name(path)
-        names[address] = name if name in files else _stored_name(_UPLOADED.sub("", path))
-    counts = Counter(names.values())
-    found = {address: files[name][0] for address, name in names.items() if counts[name] == len(files[name]) == 1}
+    found = _find_by_name(lost, given.folder) if lost else {}
     if wrong := [address for address in outside if address not in found]:
         raise UserError(
             f"{given.path} has {quantity(len(wrong), 'image')} at addresses such as {min(wrong)[:100]}, and "
@@ -88,6 +80,19 @@ def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
         shown = abbreviate(list(found.values()), 3)
         given.usage.notes.append(f"has {quantity(len(found), 'image')} found by name, not by address: {shown}")
     return images | found
+
+
+def _find_by_name(lost: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return address -> the only file in a folder with the name of its path in `lost`, which no other address has."""
+    files = defaultdict(list)
+    for file in list_files(folder, Usage("", "file")):
+        files[_stored_name(file)].append(file)
+    names = {}
+    for address, path in lost.items():
+        name = _stored_name(path)
+        names[address] = name if name in files else _stored_name(_UPLOADED.sub("", path))
+    counts = Counter(names.values())
+    return {address: files[name][0] for address, name in names.items() if counts[name] == len(files[name]) == 1}
 
 
 def _stored_name(path: str) -> str:
