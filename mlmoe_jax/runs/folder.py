@@ -58,7 +58,12 @@ class RunFolder(Folder):
 
     def require_model(self, *names: str) -> None:
         """Raise UserError unless this is a run folder that contains trained values and the files `names`."""
-        self.require(CONFIG, *names, *(() if (self / ADAPTER).exists() else (CHECKPOINTS,)))
+        self.require(CONFIG, *names, *(() if self.is_shared else (CHECKPOINTS,)))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the folder has the values of a shared model, instead of checkpoints."""
+        return (self / ADAPTER).exists()
 
     def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
         return self.writing() if distributed.is_first() else contextlib.nullcontext()

@@ -50,7 +50,7 @@ from mlmoe_jax.runs.folder import (
     read_config,
     read_label_space,
 )
-from mlmoe_jax.runs.shared_model import is_shared, learned_rules, require_usual_size, restore_adapter
+from mlmoe_jax.runs.shared_model import learned_rules, require_usual_size, restore_adapter
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -245,7 +245,7 @@ def open_run(
         mesh=mesh,
         label_axes=label_axes,
         notes={**restored.notes, "outdated": outdated},
-        own=own or not is_shared(folder),
+        own=own or not folder.is_shared,
     )
 
 
@@ -261,7 +261,7 @@ def read_run(
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
-    if is_shared(folder):
+    if folder.is_shared:
         config = config if own else configuration.trusted(config)
         if not own and all(key != "data.image_size" for key, _ in overrides):
             require_usual_size(config)
@@ -302,7 +302,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     model = nnx.eval_shape(build)
     parts = split_model(model, config)
     if elsewhere := parts.frozen.keys() - stored.keys():
-        if is_shared(folder) and (lacking := elsewhere & parts.unpublished):
+        if folder.is_shared and (lacking := elsewhere & parts.unpublished):
             raise UserError(f"{folder} is damaged: it lacks weights that are not published, such as {min(lacking)}")
         fill_backbone(model, config)
         draw_missing(model, build, drawable=elsewhere)
@@ -320,7 +320,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
     The shapes are those of `parts`. In the result, `selected` has the values, path -> array. The checkpoint `which` is
     described in `open_run`. Raises UserError if there are no such values.
     """
-    if is_shared(folder):
+    if folder.is_shared:
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, parts.learned, mesh)

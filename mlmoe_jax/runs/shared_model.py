@@ -101,11 +101,6 @@ def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: notes[name] for name in _ORIGIN}
 
 
-def is_shared(folder: RunFolder) -> bool:
-    """Return whether a folder has the values of a shared model, instead of checkpoints."""
-    return (folder / ADAPTER).exists()
-
-
 def require_usual_size(config: ConfigDict) -> None:
     """Raise UserError if the config of a shared model has such large images that one image may need all memory."""
     name, size = config.model.backbone.name, config.data.image_size
@@ -144,7 +139,7 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
 
 def read_origin(folder: RunFolder) -> dict[str, Any]:
     """Return the origin of the values in adapter.safetensors, see `selection_origin`; {} if there is no such file."""
-    if not is_shared(folder):
+    if not folder.is_shared:
         return {}
     with folder.reading(ADAPTER):
         return _stored_origin(folder, _read_header(folder))

@@ -13,7 +13,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.by_names import NOTES, NamesOrigin
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, preprocess_for
-from mlmoe_jax.runs.folder import ADAPTER, CONFIG, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
 from mlmoe_jax.runs.shared_model import write_adapter
@@ -38,7 +38,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """
     configuration.validate(config)
     written = (folder / CONFIG).exists()  # last, so without it an import was killed
-    if has_checkpoint(folder) or (written and (folder / ADAPTER).exists()):
+    if has_checkpoint(folder) or (written and folder.is_shared):
         raise UserError(f"{folder} already holds a run; choose another --workdir")
     origin = _find_origin(config)
     folder.require_creatable()
