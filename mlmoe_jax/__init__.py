@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.data.labels.space import LabelSpace
     from mlmoe_jax.data.split import Split
     from mlmoe_jax.evaluation.metrics import multilabel as metrics
+    from mlmoe_jax.inference.batch_labeler import BatchLabeler
     from mlmoe_jax.inference.inputs import read_images
     from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.models import losses
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.restore import Run
 
 __all__ = [
+    "BatchLabeler",
     "Predictor",
     "Prompts",
     "UserError",
@@ -59,6 +61,7 @@ __all__ = [
 
 # Public name -> the module that it is, or "module:attribute".
 _LAZY = {
+    "BatchLabeler": "mlmoe_jax.inference.batch_labeler:BatchLabeler",
     "Predictor": "mlmoe_jax.inference.predictor:Predictor",
     "Prompts": "mlmoe_jax.models.outputs:Prompts",
     "block_features": "mlmoe_jax.models.block_features:block_features",

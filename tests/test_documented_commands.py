@@ -37,7 +37,7 @@ FOREIGN |= {"curl", "hf", "uv", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 FILLED = {"--config": "mlvpt_digits", "--configs": "mlvpt_digits", "--table": "mlvpt.1"}
 # Pages whose programs have tests of their own, which write the files that the programs import or stand in for the hub.
-FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "deployment.md"}
+FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "corpus.md", "deployment.md"}
 GENERATED = {"configuration.md"}
 EXECUTED = {"labels-by-name.md"}  # by a test of its own, because its configs read files that its commands write
 
