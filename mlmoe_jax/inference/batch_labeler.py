@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from mlmoe_jax.config.loading import Overrides
-from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.runtime.files import PathLike
@@ -20,10 +18,7 @@ from mlmoe_jax.runtime.text import abbreviate
 if TYPE_CHECKING:
     from mlmoe_jax.inference.predictor import Predictor
 
-# The types of columns, as Spark names them, and the columns that are added.
-TEXT, TEXTS, NUMBERS = "STRING", "ARRAY<STRING>", "ARRAY<DOUBLE>"
-ADDED = {"labels": TEXTS, "scores": NUMBERS, "error": TEXT}
-Columns = Mapping[str, tuple[str, Sequence]]  # name -> (type, value of each row)
+ADDED = {"labels": "ARRAY<STRING>", "error": "STRING", "scores": "ARRAY<DOUBLE>"}  # columns, and their types in Spark
 _opened: dict[str, Predictor] = {}  # the newest of this process, by `BatchLabeler.identity`
 
 
@@ -34,13 +29,12 @@ class BatchLabeler:
     of this object: Spark makes a copy for each task. The model is compiled once, for `batch_size` images.
 
     Args:
-      workdir, overrides, checkpoint: as in `Predictor.from_run`.
+      workdir, overrides: as in `Predictor.from_run`.
       column: the name of the column of images: paths, bytes of image files, arrays u8[h,w,3], Pillow images, or dicts
         with `bytes` or `path`, as of the datasets library.
       top_k: as in `Predictor.stream`.
       scores: whether to add the column of scores.
-      batch_size: as in `Predictor.stream`, whatever the number of rows of a batch; None = LARGEST_BATCH per device.
-      prefix: what the names of the added columns begin with.
+      batch_size: as in `Predictor.stream`. A batch can have any number of rows.
     """
 
     def __init__(
@@ -50,14 +44,12 @@ class BatchLabeler:
         column: str = "image",
         top_k: int | None = None,
         scores: bool = True,
-        batch_size: int | None = None,
-        prefix: str = "",
+        batch_size: int = 32,
         overrides: Overrides = (),
-        checkpoint: str = "best",
     ):
-        self.workdir, self.overrides, self.checkpoint = os.fspath(workdir), overrides, checkpoint
+        self.workdir, self.overrides = os.fspath(workdir), overrides
         self.column, self.top_k, self.batch_size = column, top_k, batch_size
-        self.added = {name: prefix + name for name in ADDED if scores or name != "scores"}
+        self.added = {name: kind for name, kind in ADDED.items() if scores or name != "scores"}
         self.identity = uuid.uuid4().hex
 
     @property
@@ -67,7 +59,7 @@ class BatchLabeler:
             from mlmoe_jax.inference.predictor import Predictor  # the process that distributes batches needs no JAX
 
             _opened.clear()  # before the next model is opened: memory need not hold both
-            opened = Predictor.from_run(self.workdir, self.overrides, checkpoint=self.checkpoint)
+            opened = Predictor.from_run(self.workdir, self.overrides)
             if opened.ranked:
                 raise UserError(
                     f"{self.workdir} is not trained: it assigns labels by ranks among all images, and a batch has only "
@@ -81,40 +73,32 @@ class BatchLabeler:
 
         In the result, the column of images has their paths, None for an image without one. The added columns are
           labels: the names of the labels of each image, as in `LabeledImage`.
-          scores: f64[K] for each image, the probabilities in the order of `predictor.names`. For an unreadable image,
-            they are None, in a dict NaN.
           error: the reason why the image could not be read; "" if it was read.
+          scores: f64[K] for each image, the probabilities in the order of `predictor.names`; NaN if it could not be
+            read.
 
         Args:
           batch: a dict of lists or arrays, a pandas DataFrame, or a pyarrow Table or RecordBatch.
 
         Raises:
-          UserError: as `predictor` and `Predictor.stream`; or the batch has another type, no column of images, or a
-            column with the name of an added one.
+          UserError: as `predictor` and `Predictor.stream`; or the batch has no column of images, or a column with the
+            name of an added one.
         """
-        library = "dict" if isinstance(batch, Mapping) else type(batch).__module__.partition(".")[0]
-        if library not in _EXTEND:
-            raise UserError(
-                f"the batch is a {type(batch).__name__} and should be a dict, a pandas DataFrame or a pyarrow Table"
-            )
-        names = batch.column_names if library == "pyarrow" else list(batch)
+        in_arrow = hasattr(batch, "column_names")
+        names = batch.column_names if in_arrow else list(batch)
         self._require_columns(names)
         cells = batch[self.column]
-        if library == "pyarrow":
-            cells = cells.to_pylist()
-        elif library == "pandas":
-            cells = cells.astype(object).where(cells.notna(), None)
-        images = _Cells(cells)
-        values = self._label(images)
-        columns = {name: (ADDED[kind], values[kind]) for kind, name in self.added.items()}
-        return _EXTEND[library](batch, {self.column: (TEXT, images.paths), **columns})
-
-    def label_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Return an iterator over the results of batches: the function of Spark's `mapInPandas` and `mapInArrow`."""
-        return map(self, batches)
+        images = _Cells(cells.to_pylist() if in_arrow else cells)
+        new = {self.column: images.paths, **self._label(images)}
+        if in_arrow:
+            kept = {name: batch[name] for name in names}
+            return type(batch).from_pydict({**kept, **_to_arrow(new)})
+        if isinstance(batch, Mapping):
+            return {**batch, **{name: np.fromiter(values, object, len(values)) for name, values in new.items()}}
+        return batch.assign(**new)
 
     def spark_schema(self, columns: Iterable[tuple[str, str]]) -> str:
-        """Return the schema of the result in the DDL of Spark.
+        """Return the schema of the result in the DDL of Spark, for `mapInArrow` and `mapInPandas`.
 
         Args:
           columns: (name, type) of each column of the table, as the attribute `dtypes` of Spark's DataFrame.
@@ -124,34 +108,26 @@ class BatchLabeler:
         """
         types = dict(columns)
         self._require_columns(list(types))
-        types[self.column] = TEXT
-        types |= {name: ADDED[kind] for kind, name in self.added.items()}
+        types |= {self.column: "STRING", **self.added}
         return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in types.items())
 
-    def _require_columns(self, names: Sequence[str]) -> None:
+    def _require_columns(self, names: list[str]) -> None:
         if self.column not in names:
-            raise UserError(
-                f"there is no column {self.column!r} with images, only {abbreviate(list(map(str, names)))}; give "
-                "column=NAME"
-            )
-        if taken := [name for name in self.added.values() if name in names]:
-            raise UserError(
-                f"there is already a column {taken[0]!r}; give a prefix=TEXT for the added columns"
-            )
+            raise UserError(f"there is no column {self.column!r} of images, only {abbreviate(names)}; give column=NAME")
+        if taken := [name for name in self.added if name in names]:
+            raise UserError(f"the table already has a column {taken[0]!r}, which would be replaced; rename it")
 
-    def _label(self, images: _Cells) -> dict[str, Sequence]:
-        """Return the values of the added columns; the scores are NaN for an image that cannot be read."""
-        from mlmoe_jax.inference.predictor import LARGEST_BATCH
-
+    def _label(self, images: _Cells) -> dict[str, list]:
+        """Return the values of the added columns."""
         predictor = self.predictor
-        size = self.batch_size or LARGEST_BATCH * predictor.run.mesh.size
-        results = list(predictor.stream(images, batch_size=size, top_k=self.top_k))
-        scores = np.full((len(results), len(predictor.names)), np.nan)
-        for row, result in enumerate(results):
-            if result.scores:
-                scores[row] = list(result.scores.values())
-        labels, errors = [list(result.labels) for result in results], [result.error for result in results]
-        return {"labels": labels, "scores": scores, "error": errors}
+        results = list(predictor.stream(images, batch_size=self.batch_size, top_k=self.top_k))
+        unknown = dict.fromkeys(predictor.names, float("nan"))
+        values = {
+            "labels": [list(result.labels) for result in results],
+            "error": [result.error for result in results],
+            "scores": [list((result.scores or unknown).values()) for result in results],
+        }
+        return {name: values[name] for name in self.added}
 
 
 class _Cells(MixedImages):
@@ -160,56 +136,23 @@ class _Cells(MixedImages):
     def __init__(self, cells: Iterable[Any]):
         images, self.paths = [], []
         for cell in cells:
-            of_file = cell if isinstance(cell, Mapping) else {"bytes": cell}
-            path, content = of_file.get("path"), of_file.get("bytes")
-            if isinstance(content, bytearray | memoryview):
-                content = bytes(content)
-            image = path if content is None else content
+            parts = cell if isinstance(cell, Mapping) else {"bytes": cell}
+            path, image = parts.get("path"), parts.get("bytes")
+            if image is None:
+                image = path
+            elif isinstance(image, str):
+                path = image
             images.append(image)
-            self.paths.append(path or (image if isinstance(image, str) else None))
+            self.paths.append(path)
         super().__init__(images)
 
     def name(self, row: int) -> str:
-        return self.paths[row] or "the image"
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        if self.items[row] is None:
-            raise BadImage("the row has no image")
-        return super().open(row, decoding)
+        return self.paths[row] or "the cell"
 
 
-# ------------------------------------------------------------------------------------- batches with further columns
-def _extend_dict(batch: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    arrays = {
-        name: values if kind == NUMBERS else np.fromiter(values, object, len(values))
-        for name, (kind, values) in columns.items()
-    }
-    return {**batch, **arrays}
-
-
-def _extend_frame(batch: Any, columns: Columns) -> Any:
-    return batch.assign(**{name: _cells(kind, values) for name, (kind, values) in columns.items()})
-
-
-def _extend_arrow(batch: Any, columns: Columns) -> Any:
+def _to_arrow(columns: Mapping[str, list]) -> dict[str, Any]:
     import pyarrow
 
     text = pyarrow.string()
-    types = {TEXT: text, TEXTS: pyarrow.list_(text), NUMBERS: pyarrow.list_(pyarrow.float64())}
-    for name, (kind, values) in columns.items():
-        array = pyarrow.array(_cells(kind, values), types[kind])
-        if name in batch.column_names:
-            batch = batch.set_column(batch.column_names.index(name), name, array)
-        else:
-            batch = batch.append_column(name, array)
-    return batch
-
-
-def _cells(kind: str, values: Sequence) -> list:
-    """Return the values of a column with None for a row of NaN."""
-    if kind == NUMBERS:
-        return [None if np.isnan(row).any() else row.tolist() for row in values]
-    return list(values)
-
-
-_EXTEND = {"dict": _extend_dict, "pandas": _extend_frame, "pyarrow": _extend_arrow}
+    types = {"labels": pyarrow.list_(text), "scores": pyarrow.list_(pyarrow.float64())}
+    return {name: pyarrow.array(values, types.get(name, text)) for name, values in columns.items()}

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 ImageLike = PathLike | bytes | np.ndarray | Image.Image
 
 
-def is_one_image(value: ImageLike | Sequence[ImageLike]) -> bool:
+def is_one_image(value: object) -> bool:
     """Return whether a value is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
     if isinstance(value, np.ndarray):
         return value.ndim <= 3 and value.dtype != object

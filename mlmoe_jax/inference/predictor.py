@@ -14,7 +14,6 @@ from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split
@@ -156,7 +155,7 @@ class Predictor:
 
     def stream(
         self,
-        images: Sequence[ImageLike] | Images,
+        images: Sequence[ImageLike] | MixedImages,
         *,
         batch_size: int | None = None,
         top_k: int | None = None,
@@ -250,8 +249,8 @@ class Predictor:
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
     @staticmethod
-    def _split(images: Sequence[ImageLike] | Images) -> Split:
-        items = images if isinstance(images, Images) else MixedImages(images)
+    def _split(images: Sequence[ImageLike] | MixedImages) -> Split:
+        items = images if isinstance(images, MixedImages) else MixedImages(images)
         names = [items.name(row) for row in range(len(items))]
         return Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
 
