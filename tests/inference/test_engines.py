@@ -75,7 +75,6 @@ def ran(python: str, folder: Path, code: str) -> object:
     variables = {
         "PYTHONPATH": str(REPOSITORY),
         "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),  # by the first worker, for all
         "RAY_worker_niceness": "0",  # beside other tests, a worker with Ray's 15 gets no processor time
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "SPARK_LOCAL_IP": "127.0.0.1",
