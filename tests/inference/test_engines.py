@@ -16,6 +16,7 @@ from mlmoe_jax.main import main
 
 ROWS, BROKEN, ABSENT = 60, 7, 8
 _PREPARED = """
+UNKNOWN = "nan", "None"  # Spark turns the NaN of pandas into NULL
 import glob, json, os, sys
 import mlmoe_jax as mm, pyarrow, pyarrow.dataset
 
@@ -34,7 +35,7 @@ rows = pyarrow.dataset.dataset("labels", format="parquet").to_table().sort_by("i
 expected = mm.Predictor.from_run("demo:photographs")(sorted(glob.glob("files/*.jpg")), batch_size=32)
 for row, one in zip(rows, expected, strict=True):
     assert row["labels"] == list(one.labels), (row, one)
-    assert row["scores"] == [*one.scores.values()] if one.scores else str(row["scores"][0]) == "nan", (row, one)
+    assert row["scores"] == [*one.scores.values()] if one.scores else str(row["scores"][0]) in UNKNOWN, (row, one)
     assert bool(row["error"]) == bool(one.error), (row, one)
     assert row["image"] == (None if "NoneType" in row["error"] else os.path.basename(one.image)), (row, one)
 unreadable, processes = [row["id"] for row in rows if row["error"]], {row["process"] for row in rows}
