@@ -32,6 +32,12 @@ _AT_ONCE = 1024  # files that wait to be opened
 MOST_OPENED, MOST_FAR = 20_000, 100  # files that are opened to see whether they have several frames
 
 
+def describe_frames(names: Sequence[str]) -> str:
+    """Return a sentence for `Usage.notes` about the images `names`, which have several frames."""
+    count = quantity(len(names), "image")
+    return f"has {count} with several frames, of which the first is used: {abbreviate(names, SHOWN_EXAMPLES)}"
+
+
 class Images(abc.ABC):
     """The images of a split, by row. A subclass defines `__len__` and `open`. It can be pickled for worker processes.
 
@@ -103,12 +109,7 @@ class Images(abc.ABC):
                 part = rows[start : start + _AT_ONCE]
                 found = pool.map(self.has_frames, part)
                 several += [self.name(row) for row, has_frames in zip(part, found, strict=True) if has_frames]
-        notes = []
-        if several:
-            names = abbreviate(several, SHOWN_EXAMPLES)
-            notes.append(
-                f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"
-            )
+        notes = [describe_frames(several)] if several else []
         if len(rows) < len(all_rows):
             opened = f"{quantity(len(rows), 'file')} of {len(all_rows):,} opened to see"
             notes.append(f"may have further images with several frames: {opened}")
