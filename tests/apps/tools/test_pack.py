@@ -95,11 +95,11 @@ from mlmoe_jax.apps.tools import shards
 from mlmoe_jax.apps.tools import pack as packing
 from helpers.packing import config_of
 packing.SHARD_IMAGES = 2
-at_once = shards.encode_image
-def encode_slowly(*arguments):
+at_once = shards.shrink
+def shrink_slowly(*arguments):
     time.sleep(0.1)
     return at_once(*arguments)
-shards.encode_image = encode_slowly
+shards.shrink = shrink_slowly
 if __name__ == "__main__":
     sys.exit(packing.pack(config_of(sys.argv[1], workers=int(sys.argv[3])), sys.argv[2]).exit_code)
 """
@@ -131,8 +131,11 @@ def is_alive(group: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
-def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
+@pytest.mark.parametrize(
+    ("number", "processes", "changed"),
+    [(signal.SIGKILL, 1, ["t1.jpg"]), (signal.SIGTERM, 1, []), (signal.SIGKILL, 2, ["t1.jpg"])],
+)
+def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes, changed):
     config = config_of(pairs)
     process, output = start_slowly(pairs, tmp_path, processes)
     deadline = time.monotonic() + 100
@@ -152,6 +155,10 @@ def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     kept = {file: (output / file).stat().st_mtime_ns for file in finished()}
     assert 0 < len(kept) < 5
 
+    images = pairs / "VOC2012" / "JPEGImages"
+    for name in changed:
+        smooth_image(40, 40, 1).save(images / name)
+    kept = {file: time for file, time in kept.items() if not (changed and file.startswith("train-00000"))}
     assert pack(config, output).exit_code == 0
     assert {file: (output / file).stat().st_mtime_ns for file in kept} == kept
     assert pack(config, tmp_path / "fresh").exit_code == 0
