@@ -161,24 +161,27 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
     settings = {SOURCE: config.data.name, "pack.short_side": config.pack.short_side, "quality": JPEG_QUALITY}
     settings |= {f"data.{key}": value for key, value in asdict(Decoding.from_config(config.data)).items()}
     if not (folder / MANIFEST).exists():
-        files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
-        names = sorted(path.name for path in files if not path.name.startswith("."))
-        if names and not any(name.endswith(SHARD) for name in names):
-            raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
+        _require_no_others(folder)
         return {"settings": settings, "splits": {}}
     manifest = folder.read_json(MANIFEST, lambda content: {key: content[key] for key in ("settings", "splits")})
-    stored = manifest["settings"]
-    changed = [
+    stored, entries = manifest["settings"], manifest["splits"]
+    others = [
         f"{key}={stored.get(key)} instead of {settings[key]}" for key in settings if stored.get(key) != settings[key]
     ]
-    changed += [
-        f"other images, such as {first}"
-        for split in splits
-        if (first := manifest["splits"].get(split.name, {}).get("first")) and first not in split.ids
-    ]
-    if changed:
-        raise UserError(f"{folder} was packed with {', '.join(changed)}; set another --output")
+    for split in splits:
+        if split.name in entries and entries[split.name]["first"] not in split.ids:
+            others.append(f"other images, such as {entries[split.name]['first']}")
+    if others:
+        raise UserError(f"{folder} was packed with {', '.join(others)}; set another --output")
     return manifest
+
+
+def _require_no_others(folder: Folder) -> None:
+    """Raise UserError if a folder without a manifest has files, but no shard of an unfinished packing."""
+    files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
+    names = sorted(path.name for path in files if not path.name.startswith("."))
+    if names and not any(name.endswith(SHARD) for name in names):
+        raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
 
 
 def _finish_split(folder: Folder, split: Split, descriptions: Sequence[Description]) -> dict[str, Any]:

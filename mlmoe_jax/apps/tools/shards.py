@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
@@ -114,9 +114,9 @@ def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -
     if processes <= 1 or not can_start():
         yield from map(replace(writer, shards=shards), range(len(shards)))
         return
-    parts = np.array_split(np.arange(len(shards)), processes)
+    bounds = [len(shards) * n // processes for n in range(processes + 1)]
     # Shards that are pickled together share an open container.
-    runs = [replace(writer, shards=[shards[number] for number in part]) for part in parts]
+    runs = [replace(writer, shards=shards[start:end]) for start, end in itertools.pairwise(bounds)]
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(contextlib.closing(Workers(run, 1))) for run in runs]
         futures = [pool.submit(n) for pool, run in zip(pools, runs, strict=True) for n in range(len(run.shards))]

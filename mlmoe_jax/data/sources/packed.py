@@ -132,13 +132,10 @@ def open_packed(root: PathLike, split: str) -> Split:
             raise UserError(_changed(path))
         # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.
         stored = read_npz(io.BytesIO(content), usual=max(UNPACKED_BYTES, 2 * len(images) * len(classes)))
-        names = {
-            key: stored[key].tobytes().decode(errors="surrogatepass").split("\0")
-            for key in ("ids", "groups")
-            if key in stored
-        }
+        labels = stored.pop("labels").astype(np.int8)
+        names = {key: texts.tobytes().decode(errors="surrogatepass").split("\0") for key, texts in stored.items()}
         images.ids = names["ids"]
-        return Split(split, classes, stored["labels"].astype(np.int8), images=images, **names)
+        return Split(split, classes, labels, images=images, **names)
 
 
 def verify(root: PathLike) -> Iterator[str]:
