@@ -28,8 +28,13 @@ from mlmoe_jax.data.usage import SHOWN_EXAMPLES
 from mlmoe_jax.runtime.files import PathLike, find_file
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
-_AT_ONCE = 1024  # files that wait to be opened
 MOST_OPENED, MOST_FAR = 20_000, 100  # files that are opened to see whether they have several frames
+
+
+def describe_frames(names: Sequence[str]) -> str:
+    """Return a sentence for `Usage.notes` about the images `names`, which have several frames."""
+    count = quantity(len(names), "image")
+    return f"has {count} with several frames, of which the first is used: {abbreviate(names, SHOWN_EXAMPLES)}"
 
 
 class Images(abc.ABC):
@@ -97,18 +102,10 @@ class Images(abc.ABC):
             return []
         all_rows = [row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME)]
         rows = all_rows[: MOST_FAR if any("://" in self.name(row) for row in all_rows[:1]) else MOST_OPENED]
-        several: list[str] = []
         with ThreadPoolExecutor() as pool:  # the files may be far away
-            for start in range(0, len(rows), _AT_ONCE):
-                part = rows[start : start + _AT_ONCE]
-                found = pool.map(self.has_frames, part)
-                several += [self.name(row) for row, has_frames in zip(part, found, strict=True) if has_frames]
-        notes = []
-        if several:
-            names = abbreviate(several, SHOWN_EXAMPLES)
-            notes.append(
-                f"has {quantity(len(several), 'image')} with several frames, of which the first is used: {names}"
-            )
+            found = list(pool.map(self.has_frames, rows))
+        several = [self.name(row) for row, has_frames in zip(rows, found, strict=True) if has_frames]
+        notes = [describe_frames(several)] if several else []
         if len(rows) < len(all_rows):
             opened = f"{quantity(len(rows), 'file')} of {len(all_rows):,} opened to see"
             notes.append(f"may have further images with several frames: {opened}")

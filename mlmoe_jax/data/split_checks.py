@@ -75,13 +75,23 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
             errors.append(str(error))
         else:
             values += [image.info[BRIGHTEST]] if isinstance(image, Image.Image) and BRIGHTEST in image.info else []
-    if values and not max(values) >> decoding.gray_bits - _DARK_BITS:
-        _logger.warning(
-            f"{len(values)} of {len(rows)} images of {name} that were tried are 16-bit grayscale, and the brightest "
-            f"value is {max(values):,} of {2**decoding.gray_bits - 1:,}, so they are nearly black; if that is white, "
-            f"set --config.data.gray_bits={max(8, max(values).bit_length())}"
-        )
+    warn_dark(values, len(rows), name, decoding)
     return len(rows), errors
+
+
+def warn_dark(brightest: Sequence[int], images: int, name: str, decoding: Decoding) -> bool:
+    """Log a warning if 16-bit grayscale images use few bits, and return whether they do.
+
+    `brightest` has the largest value of each of them. They are among `images` images of `name`.
+    """
+    if not brightest or max(brightest) >> decoding.gray_bits - _DARK_BITS:
+        return False
+    _logger.warning(
+        f"{len(brightest)} of {images} images of {name} that were tried are 16-bit grayscale, and the brightest "
+        f"value is {max(brightest):,} of {2**decoding.gray_bits - 1:,}, so they are nearly black; if that is white, "
+        f"set --config.data.gray_bits={max(8, max(brightest).bit_length())}"
+    )
+    return True
 
 
 def sample_rows(images: int) -> list[int]:

@@ -66,6 +66,12 @@ def write_packed(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
+def shard_of(folder: Path, split: str, number: int = 0) -> Path:
+    """Return the shard `number` of a split in a folder."""
+    (path,) = folder.glob(f"{split}-{number:05d}-*.arrayrecord")
+    return path
+
+
 def files_of(folder) -> dict[str, bytes]:
     """Return the content of each file in a folder by name."""
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}

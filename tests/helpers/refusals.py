@@ -92,14 +92,15 @@ def damaged(
     Args:
       name: the name of the case.
       make: writes something complete.
-      file: the file, relative to the folder.
+      file: the file, relative to the folder. A name with * is a pattern.
       how: what becomes of its content, or the new content. None: the file is removed.
       *rest: `call` and `says` of the refusal.
       **options: options of the refusal.
     """
 
     def make_and_damage(folder: Path) -> object:
-        given, path = make(folder), folder / file
+        given = make(folder)
+        path = next(folder.glob(file)) if "*" in file else folder / file
         content = how(path.read_bytes()) if callable(how) else how
         if content is None:
             path.unlink()

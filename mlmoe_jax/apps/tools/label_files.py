@@ -15,6 +15,7 @@ from mlmoe_jax.data.sources.labeling_formats import FORMATS, Format, LabelEntry,
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import warn_unused
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 
@@ -26,6 +27,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     cannot represent the names of the images.
     """
     form, splits = FORMATS[name], open_whole(config)
+    warn_unused(splits)
     if len(splits) > 1 and "{split}" not in output:
         names = " and ".join(split.name for split in splits)
         raise UserError(f"there are the splits {names}; write {{split}} in --output, or clear data.test_splits")

@@ -1,9 +1,12 @@
 """A data set in a few large files (`mlmoe pack`), with random access to each image.
 
-    FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
-    FOLDER/train.npz                           # labels i8[N,K], ids and groups, so that opening a split reads no image
-    FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
-    FOLDER/train-00000-of-00006.arrayrecord.json    # its entry of the manifest, to resume packing
+    FOLDER/manifest.json                                    # settings, classes, and all files with sizes and sha256
+    FOLDER/train.npz                                        # labels i8[N,K], ids and groups
+    FOLDER/train-00000-0123456789abcdef.arrayrecord         # one encoded image per record
+    FOLDER/train-00000-0123456789abcdef.arrayrecord.json    # what `mlmoe pack` found, to resume
+
+Opening a split reads no image. The name of a shard has a digest of what it was packed from, so a shard never changes.
+The manifest is written last.
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
 read only the local disk. All processes of a machine share the copy. The cache needs space for the whole data set.
@@ -47,6 +50,7 @@ from mlmoe_jax.runtime.progress import heartbeat
 from mlmoe_jax.runtime.storage import atomic_file
 
 MANIFEST = "manifest.json"
+SOURCE = "data.name"  # the setting with the name of the data set that was packed
 
 # Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
@@ -86,12 +90,13 @@ class Manifest:
     Attributes:
       source: name of the data set that was packed.
       splits: name of a split -> its files: first the file with the labels, then the shards.
+      classes: name of a split -> the names of its classes.
     """
 
     folder: epath.Path
     source: str
-    classes: tuple[str, ...]
     splits: dict[str, list[PackedFile]]
+    classes: dict[str, tuple[str, ...]]
 
 
 def read_manifest(root: PathLike) -> Manifest:
@@ -99,14 +104,16 @@ def read_manifest(root: PathLike) -> Manifest:
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
     with damage_explained(path):
-        content = json.loads(read_bytes(path, MOST_TEXT))
-        splits = {
+        try:
+            content = json.loads(read_bytes(path, MOST_TEXT))
+        except FileNotFoundError as error:
+            raise UserError(f"cannot read {path}: there is none; if mlmoe pack has not finished, repeat it") from error
+        files = {
             name: [PackedFile.from_entry(entry) for entry in (split["labels"], *split["shards"])]
             for name, split in content["splits"].items()
         }
-        if not splits:
-            raise UserError(f"{folder} is incomplete; repeat mlmoe pack to finish it")
-        return Manifest(folder, str(content["source"]), tuple(map(str, content["classes"])), splits)
+        classes = {name: tuple(map(str, split["classes"])) for name, split in content["splits"].items()}
+        return Manifest(folder, str(content["settings"][SOURCE]), files, classes)
 
 
 def open_packed(root: PathLike, split: str) -> Split:
@@ -116,19 +123,19 @@ def open_packed(root: PathLike, split: str) -> Split:
     unknown, or the labels are damaged.
     """
     manifest = read_manifest(root)
-    folder, classes = manifest.folder, manifest.classes
     require_known_split("packed", split, manifest.splits)
-    table, *shards = manifest.splits[split]
-    images = PackedImages(str(folder), shards, [])
-    with damage_explained(folder / table.file):
-        content = read_bytes(folder / table.file)
+    classes, (table, *shards) = manifest.classes[split], manifest.splits[split]
+    images, path = PackedImages(str(manifest.folder), shards, []), manifest.folder / table.file
+    with damage_explained(path):
+        content = read_bytes(path)
         if hashlib.sha256(content).hexdigest() != table.sha256:
-            raise UserError(_changed(folder / table.file))
+            raise UserError(_changed(path))
         # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.
         stored = read_npz(io.BytesIO(content), usual=max(UNPACKED_BYTES, 2 * len(images) * len(classes)))
-        keys = [key for key in ("ids", "groups") if key == "ids" or key in stored]
-        images.ids, *groups = ([name.decode(errors="surrogatepass") for name in stored[key].tolist()] for key in keys)
-        return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images, *groups)
+        labels = stored.pop("labels").astype(np.int8)
+        names = {key: texts.tobytes().decode(errors="surrogatepass").split("\0") for key, texts in stored.items()}
+        images.ids = names["ids"]
+        return Split(split, classes, labels, images=images, **names)
 
 
 def verify(root: PathLike) -> Iterator[str]:
@@ -184,6 +191,10 @@ class PackedImages(EncodedImages):
                 f"cannot read {self.name(row)} as an image: the shard is damaged ({error}); mlmoe data finds all "
                 "damaged files"
             ) from error
+
+    def stamp(self, row: int) -> str:
+        shard, position = self._locate(row)
+        return f"{shard.sha256} {position}"
 
     def _locate(self, row: int) -> tuple[PackedFile, int]:
         """Return the shard that contains image `row`, and the index of the image in the shard."""

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.packing import config_of, smooth_image, write_packed
+from helpers.packing import config_of, shard_of, smooth_image, write_packed
 from helpers.tables import CLASSES, split_of
 from PIL import Image
 
@@ -230,7 +230,7 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
 
 def test_damaged_files_of_packed_data_are_problems(tmp_path):
     write_packed(tmp_path)
-    shard = tmp_path / "val-00000-of-00001.arrayrecord"
+    shard = shard_of(tmp_path, "val")
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     outcome = report_outcome(check_data(config_of(tmp_path, "packed", val_split="val")))
     assert outcome.exit_code == 1

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.packing import SIZES, assert_same_split, config_of, files_of, smooth_image
+from helpers.packing import SIZES, assert_same_split, config_of, files_of, shard_of, smooth_image
 from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.images import ArrayImages, EncodedImages
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, read_manifest, verify
 from mlmoe_jax.data.split import Split
@@ -36,11 +37,11 @@ def test_files_are_stored_unchanged(small_voc, tmp_path):
     assert list(verify(output)) == [""] * 6
     assert (open_packed(output, "train").labels == 2).any(), "difficult labels are kept"
     assert open_packed(output, "train").images.read(6).shape == (92, 60, 3), "rotated according to its EXIF data"
-    assert set(files_of(output)) == {
-        *(".lock", "manifest.json", "train.npz", "val.npz", "val-00000-of-00001.arrayrecord"),
-        "val-00000-of-00001.arrayrecord.json",
-        *(f"train-{number:05d}-of-00003.arrayrecord{end}" for number in range(3) for end in ("", ".json")),
-    }
+    assert sorted(re.sub("-[0-9a-f]{16}", "", name) for name in files_of(output)) == [
+        *(".lock", "manifest.json"),
+        *(f"train-{number:05d}.arrayrecord{end}" for number in range(3) for end in ("", ".json")),
+        *("train.npz", "val-00000.arrayrecord", "val-00000.arrayrecord.json", "val.npz"),
+    ]
 
 
 def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
@@ -94,11 +95,11 @@ from mlmoe_jax.apps.tools import shards
 from mlmoe_jax.apps.tools import pack as packing
 from helpers.packing import config_of
 packing.SHARD_IMAGES = 2
-at_once = shards.encode_image
-def encode_slowly(*arguments):
+at_once = shards.shrink
+def shrink_slowly(*arguments):
     time.sleep(0.1)
     return at_once(*arguments)
-shards.encode_image = encode_slowly
+shards.shrink = shrink_slowly
 if __name__ == "__main__":
     sys.exit(packing.pack(config_of(sys.argv[1], workers=int(sys.argv[3])), sys.argv[2]).exit_code)
 """
@@ -130,8 +131,11 @@ def is_alive(group: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "processes"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
-def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
+@pytest.mark.parametrize(
+    ("number", "processes", "changed"),
+    [(signal.SIGKILL, 1, ["t1.jpg"]), (signal.SIGTERM, 1, []), (signal.SIGKILL, 2, ["t1.jpg"])],
+)
+def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes, changed):
     config = config_of(pairs)
     process, output = start_slowly(pairs, tmp_path, processes)
     deadline = time.monotonic() + 100
@@ -151,37 +155,128 @@ def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     kept = {file: (output / file).stat().st_mtime_ns for file in finished()}
     assert 0 < len(kept) < 5
 
+    images = pairs / "VOC2012" / "JPEGImages"
+    for name in changed:
+        smooth_image(40, 40, 1).save(images / name)
+    kept = {file: time for file, time in kept.items() if not (changed and file.startswith("train-00000"))}
     assert pack(config, output).exit_code == 0
     assert {file: (output / file).stat().st_mtime_ns for file in kept} == kept
     assert pack(config, tmp_path / "fresh").exit_code == 0
     assert files_of(output) == files_of(tmp_path / "fresh")
 
 
-def test_lost_and_changed_shards_and_those_of_changed_images_are_written_again(pairs, tmp_path, capsys):
-    """A touched file has not changed, even if its size and time say so."""
+def test_lost_and_changed_shards_and_those_of_changed_images_are_written_again(pairs, tmp_path):
     output, images = tmp_path / "out", pairs / "VOC2012" / "JPEGImages"
     pack(config_of(pairs), output)
     before = files_of(output)
-    (output / "train-00001-of-00004.arrayrecord").unlink()
-    with open(output / "val-00000-of-00001.arrayrecord", "ab") as file:
+    shard_of(output, "train", 1).unlink()
+    with open(shard_of(output, "val"), "ab") as file:
         file.write(b"more")
     pack(config_of(pairs), output)
     assert files_of(output) == before
-    times = {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")}
-    os.utime(images / "t0.jpg", (1, 1))
-    pack(config_of(pairs), output)
-    assert {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")} == times
+    times = {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord*")}
     smooth_image(40, 40, 1).save(images / "t3.jpg")
     pack(config_of(pairs), output)
-    assert (
-        "packing 1 image again that changed since the last packing, such as JPEGImages/t3.jpg"
-        in capsys.readouterr().err
-    )
-    written = [name for name in times if (output / name).stat().st_mtime_ns != times[name]]
-    assert written == ["train-00001-of-00004.arrayrecord"]
+    after = {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord*")}
+    assert {name[:11] for name in times.keys() - after.keys()} == {"train-00001"}
+    assert {name[:11] for name, _ in after.items() - times.items()} == {"train-00001"}
     for name in ("train", "val"):
         assert_same_split(open_packed(output, name), open_split(config_of(pairs).data, name))
     assert list(verify(output)) == [""] * 7
+
+
+def test_a_changed_data_set_gives_the_folder_of_a_fresh_one(tmp_path, monkeypatch):
+    """Images and labels change, more images come, with a new label, and then there are fewer."""
+    monkeypatch.setattr("mlmoe_jax.apps.tools.pack.SHARD_IMAGES", 2)
+    config, rows = config_of(tmp_path, "csv", val_split=""), [f"{row}.png,{'xy'[row % 2]}" for row in range(9)]
+
+    def packed(count, output, *more):
+        (tmp_path / "train.csv").write_text("\n".join(["image,labels", *rows[:count], *more]))
+        pack(config, tmp_path / output)
+        (tmp_path / output / ".lock").unlink()
+        return files_of(tmp_path / output)
+
+    for row in range(9):
+        smooth_image(8, 8, row).save(tmp_path / f"{row}.png")
+    assert packed(5, "out") == packed(5, "first")
+    smooth_image(9, 9, 1).save(tmp_path / "1.png")
+    rows[4] = "4.png,y"
+    assert packed(9, "out") == packed(9, "second")
+    assert packed(8, "out", "8.png,new") == packed(8, "third", "8.png,new")
+    assert open_packed(tmp_path / "out", "train").classes == ("new", "x", "y")
+    assert packed(4, "out") == packed(4, "fourth")
+
+
+def test_a_reader_has_the_old_data_until_the_new_data_is_complete(pairs, tmp_path, refusal):
+    output, images = tmp_path / "out", pairs / "VOC2012" / "JPEGImages"
+    pack(config_of(pairs), output)
+    before = open_packed(output, "train").images
+    smooth_image(40, 40, 1).save(images / "t0.jpg")
+    whole = (images / "t6.jpg").read_bytes()
+    (images / "t6.jpg").write_bytes(b"")
+    refusal(pack, config_of(pairs), output, error=BadImage)
+    assert_same_split(open_packed(output, "train"), open_split(config_of(pairs).data, "train"), rows=range(1, 6))
+    assert not any(verify(output))
+    assert open_packed(output, "train").images.encoded(0) == before.encoded(0)
+    (images / "t6.jpg").write_bytes(whole)
+    pack(config_of(pairs), output)
+    assert_same_split(open_packed(output, "train"), open_split(config_of(pairs).data, "train"))
+    assert len([*output.glob("*.arrayrecord*")]) == 10
+
+
+class Counted(EncodedImages):
+    """Images in one large file, as of a container. Each read appends the process and the row to a log."""
+
+    def __init__(self, images: EncodedImages, log):
+        self.images, self.log = images, log
+
+    def __len__(self):
+        return len(self.images)
+
+    def stamp(self, row):
+        return f"version {row}"
+
+    def encoded(self, row):
+        with open(self.log, "a") as file:
+            file.write(f"{os.getpid()} {row}\n")
+        return self.images.encoded(row)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_image_is_read_once_and_by_each_process_in_order(pairs, tmp_path, monkeypatch, processes):
+    log = tmp_path / "log"
+
+    def opened(*arguments, **options):
+        split = open_split(*arguments, **options)
+        return replace(split, images=Counted(split.images, log))
+
+    monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", opened)
+    config = config_of(pairs, val_split="", workers=processes, short_side=25)
+    pack(config, tmp_path / "out")
+    reads = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    assert sorted(row for _, row in reads) == list(range(7))
+    of_process = [[row for process, row in reads if process == of] for of in dict(reads)]
+    assert sorted(of_process) == ([[*range(4)], [*range(4, 7)]] if processes > 1 else [[*range(7)]])
+    log.unlink()
+    pack(config, tmp_path / "out")
+    assert not log.exists(), "complete shards are not read again"
+
+
+def test_what_is_found_in_the_images_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("mlmoe_jax.apps.tools.pack.SHARD_IMAGES", 2)
+    for row in range(5):
+        smooth_image(8, 8, row).save(tmp_path / f"{row}.png")
+    gray = Image.fromarray(np.full((8, 8), 700, np.uint16))
+    gray.save(tmp_path / "3.png")
+    smooth_image(8, 8, 5).save(tmp_path / "4.gif", save_all=True, append_images=[smooth_image(8, 8, 6)])
+    (tmp_path / "train.csv").write_text("image,labels\n0.png,x\n1.png,y\n2.png,x\n3.png,y\n4.gif,x\n")
+    config = config_of(tmp_path, "csv", val_split="")
+    for _ in range(2):
+        text = pack(config, tmp_path / "out").text()
+        assert "split train has 1 image with several frames, of which the first is used: 4.gif" in text
+    (warning,) = [record.message for record in caplog.records if "16-bit" in record.message]
+    assert warning.startswith("1 of 2 images of train-00001-")
+    assert "they are nearly black; if that is white, set --config.data.gray_bits=10" in warning
 
 
 def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_path, refusal):
@@ -212,12 +307,12 @@ def test_an_unreadable_image_is_refused_or_left_out(small_voc, tmp_path, refusal
         config_of(small_voc, workers=processes, bad_images=treatment) for treatment in ("error", "skip")
     )
     assert "t4.jpg as an image: it" in refusal(pack, strict, output, error=BadImage)
-    assert "is incomplete; repeat" in refusal(open_packed, output, "train")
+    assert "if mlmoe pack has not finished, repeat it" in refusal(open_packed, output, "train")
 
     assert pack(skipping, output).exit_code == 0
     source = open_split(skipping.data, "train")
     assert_same_split(open_packed(output, "train"), source.take(np.array([0, 1, 2, 3, 5, 6]), "train"))
-    entry = json.loads((output / "manifest.json").read_text())["splits"]["train"]["shards"][1]
+    entry = json.loads(shard_of(output, "train", 1).with_suffix(".arrayrecord.json").read_text())
     (left_out,) = entry["left_out"]
     assert (entry["records"], left_out["row"], left_out["id"]) == (2, 4, "JPEGImages/t4.jpg")
     assert "t4.jpg as an image" in left_out["why"]

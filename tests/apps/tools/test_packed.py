@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from etils import epath
-from helpers.packing import assert_same_split, config_of, files_of, write_packed
+from helpers.packing import assert_same_split, config_of, files_of, shard_of, write_packed
 
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.data.sources import packed
@@ -57,12 +57,10 @@ def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusa
     for path in cache.glob("*.arrayrecord"):
         path.unlink()
     packed._reader.cache_clear()
-    stored = tmp_path / "store" / "bucket" / "packed" / "train-00000-of-00003.arrayrecord"
+    stored = shard_of(tmp_path / "store" / "bucket" / "packed", "train")
     stored.write_bytes(stored.read_bytes()[:-1] + b"x")
     fresh = open_packed(epath.Path("gs://bucket/packed"), "train").images
-    assert "gs://bucket/packed/train-00000-of-00003.arrayrecord has changed since it was packed" in refusal(
-        fresh.read, 0
-    )
+    assert f"gs://bucket/packed/{stored.name} has changed since it was packed" in refusal(fresh.read, 0)
     assert {path.suffix for path in cache.iterdir()} == {".lock"}
     stored.unlink()
     assert "cannot copy gs://bucket/packed/train-00000" in refusal(fresh.read, 0)

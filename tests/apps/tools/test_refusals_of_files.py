@@ -18,7 +18,7 @@ from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target
-from mlmoe_jax.apps.tools.shards import write_shards
+from mlmoe_jax.apps.tools.shards import ShardWriter, write_shards
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.packed import open_packed, verify
@@ -169,15 +169,26 @@ def write_out(at):
     pack(config_of(at / "voc"), at / "out")
 
 
-def relabel(at):
+def rename(at):
+    """Pack the images, and then rename all."""
     write_out(at)
-    labels = at / "voc/VOC2012/ImageSets/Main/cat_train.txt"
-    labels.write_text(labels.read_text().replace("-1", "1"))
+    folder = at / "voc/VOC2012"
+    for image in (folder / "JPEGImages").iterdir():
+        image.rename(image.with_name(f"x{image.name}"))
+    for labels in (folder / "ImageSets/Main").iterdir():
+        labels.write_text("\n".join(f"x{line}" for line in labels.read_text().splitlines()))
 
 
 def write_photo(at):
     (at / "out").mkdir()
     (at / "out" / "holiday.jpg").write_bytes(b"mine")
+
+
+class Exits(ShardWriter):
+    """A writer whose process ends."""
+
+    def __call__(self, number):
+        os._exit(1)
 
 
 OF_PACKING = [
@@ -189,14 +200,14 @@ OF_PACKING = [
         exif="ignore",
         truncated="read",
     ),
-    of_packing("another data set", write_out, "with other source, other classes", **SYNTHETIC),
-    of_packing("other labels", relabel, "packed with other images, labels or groups (train-00000-of-00001"),
+    of_packing("another data set", write_out, "with data.name=voc2012 instead of synthetic", **SYNTHETIC),
+    of_packing("other images", rename, "packed with other images, such as JPEGImages/t0.jpg"),
     of_packing("a folder of the user", write_photo, "contains other files, such as holiday.jpg"),
     of_packing("a file of the user", write_photo, "cannot make", output="out/holiday.jpg"),
     Refusal(
         "a worker that ends",
         None,
-        lambda at: [*write_shards(os._exit, [1, 1], 2)],
+        lambda at: [*write_shards(Exits(""), [1, 1], 2)],
         "a packing process was killed, perhaps because memory ran out; lower --config.data.workers and repeat",
     ),
 ]
@@ -256,8 +267,8 @@ def not_installed(*_, **__):
     raise ImportError("Please install gcsfs to access Google Storage")
 
 
-SHARD = "train-00001-of-00003.arrayrecord"
-CHANGED = f"{{at}}/{SHARD} has changed since it was packed (its sha256 differs); copy it again, or delete it and repeat"
+SHARD = "train-00001-*.arrayrecord"
+CHANGED = " has changed since it was packed (its sha256 differs); copy it again, or delete it and repeat"
 HOSTILE = [
     *(("file", name) for name in ("../../../escaped.txt", "/etc/passwd", "..", "a\0b", None)),
     *(("sha256", digest) for digest in ("0" * 63, "../" * 21 + "a", "0" * 64 + "\n", None)),
@@ -288,14 +299,15 @@ DAMAGE = [
         SHARD,
         flipped,
         read(4),
-        f"cannot read JPEGImages/t4.jpg in {{at}}/{SHARD} as an image: the shard is damaged",
+        "cannot read JPEGImages/t4.jpg in {at}/train-00001-",
+        ".arrayrecord as an image: the shard is damaged",
         error=BadImage,
     ),
-    of_packed("a missing shard, verified", SHARD, GONE, verify_all, f"{{at}}/{SHARD} is missing; copy it again"),
+    of_packed("a missing shard, verified", SHARD, GONE, verify_all, ".arrayrecord is missing; copy it again"),
     of_packed(
-        "a missing shard", SHARD, GONE, read(3), f"{{at}}/{SHARD} is missing or damaged: it has 0 images instead of 3"
+        "a missing shard", SHARD, GONE, read(3), ".arrayrecord is missing or damaged: it has 0 images instead of 3"
     ),
-    of_packed("a cut shard", SHARD, CUT, read(3), f"{{at}}/{SHARD}"),
+    of_packed("a cut shard", SHARD, CUT, read(3), "{at}/train-00001-"),
 ]
 
 
