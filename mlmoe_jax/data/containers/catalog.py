@@ -1,0 +1,23 @@
+"""Containers by their files: one function opens the images of any of them."""
+
+from __future__ import annotations
+
+from mlmoe_jax.data.containers.parquet import open_parquet
+from mlmoe_jax.data.containers.reach import find_files
+from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.usage import Usage
+
+
+def open_images(address: str, usage: Usage, *, column: str = "") -> Images | None:
+    """Return the images of a container, or of all containers in a folder, in order; None if the address is neither.
+
+    Args:
+      address: a Parquet file or a folder of such files, local or at an address such as gs://bucket/folder.
+      usage: the account, to which the use of the container is added.
+      column: name of the column with the images, which are bytes or paths; "" finds it.
+
+    Raises:
+      UserError: a container is damaged or has no such column, or the address cannot be reached.
+    """
+    folder, names = find_files(address, ".parquet")
+    return open_parquet(folder, names, usage, column) if names else None
