@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mlmoe_jax.data.containers.files_of_splits import find_splits
 from mlmoe_jax.data.containers.parquet import open_parquet
-from mlmoe_jax.data.containers.reach import find_files
+from mlmoe_jax.data.containers.reach import open_place
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.usage import Usage
 
@@ -12,12 +13,13 @@ def open_images(address: str, usage: Usage, *, column: str = "") -> Images | Non
     """Return the images of a container, or of all containers in a folder, in order; None if the address is neither.
 
     Args:
-      address: a Parquet file or a folder of such files, local or at an address such as gs://bucket/folder.
+      address: a Parquet file or a folder of such files, see `reach`.
       usage: the account, to which the use of the container is added.
       column: name of the column with the images, which are bytes or paths; "" finds it.
 
     Raises:
       UserError: a container is damaged or has no such column, or the address cannot be reached.
     """
-    folder, names = find_files(address, ".parquet")
-    return open_parquet(folder, names, usage, column) if names else None
+    place = open_place(address)
+    names = list(find_splits(place, ".parquet"))
+    return open_parquet(place.fetch(names), names, usage, column, title=place.folder) if names else None

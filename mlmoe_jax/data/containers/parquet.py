@@ -23,7 +23,7 @@ from filelock import FileLock
 from mlmoe_jax.data.containers.columns import find_image_column
 from mlmoe_jax.data.containers.reach import open_source, version_of
 from mlmoe_jax.data.decoding import BadImage, read_file
-from mlmoe_jax.data.images import EncodedImages, Images
+from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, disk_errors_explained
@@ -53,7 +53,8 @@ class ParquetImages(EncodedImages):
     """The images of Parquet files, in their order.
 
     Attributes:
-      folder: a path or an address. `names` are the files below it.
+      folder: a path or an address. `names` are the files below it. Names of images begin with `title` instead, the
+        address from which the files were downloaded.
       columns: the name of the column of images in each file.
       ends: i64[g] of all g groups, the number of rows up to the end of each.
       first_groups: i64[files], the number of groups before each file.
@@ -61,6 +62,7 @@ class ParquetImages(EncodedImages):
     """
 
     folder: str
+    title: str
     names: Sequence[str]
     columns: Sequence[str]
     ends: np.ndarray
@@ -80,12 +82,18 @@ class ParquetImages(EncodedImages):
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def path(self, file: int) -> str:
-        return f"{self.folder}/{self.names[file]}" if self.folder else self.names[file]
+        return f"{self.folder}/{self.names[file]}"
 
     def name(self, row: int) -> str:
         """Return FILE#ROW, where rows of a file count from 0."""
         file, _, _ = self._locate(row)
-        return f"{self.path(file)}#{row - self._start(int(self.first_groups[file]))}"
+        return f"{self.title}/{self.names[file]}#{row - self._start(int(self.first_groups[file]))}"
+
+    def find_rows(self, names: Sequence[str]) -> np.ndarray:
+        """Return the rows i64[n] of images with names such as `name`, but without the folder."""
+        starts = {name: self._start(int(group)) for name, group in zip(self.names, self.first_groups, strict=True)}
+        places = (name.rpartition("#") for name in names)
+        return np.array([starts[file] + int(row) for file, _, row in places], np.int64)
 
     def encoded(self, row: int) -> bytes:
         cell = self._cell(row)
@@ -109,7 +117,7 @@ class ParquetImages(EncodedImages):
     def _resolve(self, path: str, file: int) -> str:
         """Return the path of an image, which is relative to the folder of its Parquet file."""
         folder = self.path(file).rpartition("/")[0]
-        return path if path.startswith("/") or "://" in path or not folder else f"{folder}/{path}"
+        return path if path.startswith("/") or "://" in path else f"{folder}/{path}"
 
     def _start(self, group: int) -> int:
         return int(self.ends[group - 1]) if group else 0
@@ -124,14 +132,16 @@ class ParquetImages(EncodedImages):
         return file, group - int(self.first_groups[file]), row - self._start(group)
 
 
-def open_parquet(folder: str, names: Sequence[str], usage: Usage, column: str = "") -> Images:
+def open_parquet(
+    folder: str, names: Sequence[str], usage: Usage, column: str = "", *, title: str = ""
+) -> ParquetImages:
     """Return the images of Parquet files below `folder`, see `ParquetImages`. Only the ends of the files are read.
 
     `column` is the column of images, "" finds it. Raises UserError if a file is damaged or has no such column.
     """
     columns, ends, counts, part_rows = [], [], [], []
     for name in names:
-        path = f"{folder}/{name}" if folder else name
+        path = f"{folder}/{name}"
         with open_file(path) as file:
             columns.append(find_image_column(file.schema_arrow, column, path))
             groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
@@ -140,7 +150,8 @@ def open_parquet(folder: str, names: Sequence[str], usage: Usage, column: str = 
         part_rows += [_rows_of_part(group, columns[-1]) for group in groups]
     usage.unit = "row"
     first_groups = np.cumsum([0, *counts[:-1]])
-    return ParquetImages(folder, names, columns, np.cumsum(ends, dtype=np.int64), first_groups, np.array(part_rows))
+    rows = np.cumsum(ends, dtype=np.int64), first_groups, np.array(part_rows, np.int64)
+    return ParquetImages(folder, title or folder, names, columns, *rows)
 
 
 @contextlib.contextmanager

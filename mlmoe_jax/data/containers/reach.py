@@ -1,27 +1,65 @@
-"""Reach the files of an address: a local path, or a store that fsspec knows, such as gs:// and s3://."""
+"""The files at an address: a local path, a data set of the Hugging Face hub, or a store that fsspec knows.
+
+photos, photos/1.parquet            on this machine
+hf://datasets/USER/NAME             on the hub, in its cache; NAME@REVISION, and NAME/FOLDER or NAME/CONFIGURATION
+gs://bucket/photos, s3://…          in an object store, read in place
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from mlmoe_jax.data.containers.hub_data import Commit, fetch, look_up
 from mlmoe_jax.data.image_search import is_skipped, list_files
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import open_regular
+from mlmoe_jax.runtime.files import HUB_DATA, open_regular
+from mlmoe_jax.runtime.hub import parse_data_address
 
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
 
 
-def find_files(address: str, suffix: str) -> tuple[str, list[str]]:
-    """Return a folder, and the sorted paths below it of the files with `suffix` (in lower case) at an address.
+@dataclass(frozen=True)
+class Place:
+    """The files at an address.
 
-    The address is of a folder, in which files are found at any depth, or of one file. Hidden files, and files and
-    folders whose name starts with _, as other programs write beside the data, are left out. Raises UserError if the
-    address cannot be reached.
+    Attributes:
+      folder: path or address of a folder.
+      names: sorted paths of files below the folder, without hidden ones, and without those that other programs write
+        beside data, such as _SUCCESS.
+      inside: for a data set of the hub, the path or the name of a configuration in the address; "" if it has none.
+      commit: for a data set of the hub, where its files are.
     """
+
+    folder: str
+    names: tuple[str, ...]
+    inside: str = ""
+    commit: Commit | None = None
+
+    def fetch(self, names: Iterable[str]) -> str:
+        """Return the folder of the files `names`, to which files of the hub are downloaded."""
+        return fetch(self.commit, names) if self.commit else self.folder
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file; UserError if it cannot be read."""
+        with explained(f"{self.folder}/{name}"), open_source(f"{self.fetch([name])}/{name}") as file:
+            return file.read()
+
+
+def open_place(address: str) -> Place:
+    """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
+
+    Raises UserError if the address cannot be reached.
+    """
+    if address.startswith(HUB_DATA):
+        hub, inside = parse_data_address(address)
+        commit = look_up(hub)
+        return Place(f"{hub}", _data_files(commit.names), inside, commit)
+    address = os.path.expanduser(address)
     if "://" in address:
         names = _find_remote(address)
     elif os.path.isdir(address):
@@ -29,10 +67,13 @@ def find_files(address: str, suffix: str) -> tuple[str, list[str]]:
     else:
         names = [""] if os.path.isfile(address) else []
     if names == [""]:  # it is a file
-        folder, _, name = address.rpartition("/")
-        return folder, [name] if name.lower().endswith(suffix) else []
-    beside = [name for name in names if any(map(_is_beside, name.split("/")))]
-    return address.rstrip("/"), sorted(name for name in {*names} - {*beside} if name.lower().endswith(suffix))
+        folder, name = os.path.split(address)
+        return Place(folder or ".", (name,))
+    return Place(address.rstrip("/"), _data_files(names))
+
+
+def _data_files(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if not any(map(_is_beside, name.split("/")))))
 
 
 def _is_beside(name: str) -> bool:
@@ -40,10 +81,13 @@ def _is_beside(name: str) -> bool:
 
 
 def open_source(address: str) -> BinaryIO:
-    """Open a file at an address, with random access; OSError if it is local and cannot be read, see `open_regular`."""
+    """Open a file with random access at a path or an address that is not of the hub.
+
+    Raises OSError if it is local and cannot be read, otherwise UserError.
+    """
     if "://" not in address:
         return open_regular(address)
-    with _explained(address):
+    with explained(address):
         system, path = _file_system(address)
         return system.open(path, "rb")
 
@@ -51,16 +95,16 @@ def open_source(address: str) -> BinaryIO:
 def version_of(address: str) -> str:
     """Return a text that identifies the version of a file: it changes if the file changes."""
     if "://" in address:
-        with _explained(address):
+        with explained(address):
             system, path = _file_system(address)
             return f"{address} {system.ukey(path)}"
     status = os.stat(address)
-    return f"{os.path.abspath(address)} {status.st_size} {status.st_mtime_ns}"
+    return f"{os.path.realpath(address)} {status.st_size} {status.st_mtime_ns}"
 
 
 def _find_remote(address: str) -> list[str]:
     """Return the paths of all files below an address; [""] if it is a file."""
-    with _explained(address):
+    with explained(address):
         system, path = _file_system(address)
         return [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in system.find(path)]
 
@@ -72,7 +116,7 @@ def _file_system(address: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _explained(address: str) -> Iterator[None]:
+def explained(address: str) -> Iterator[None]:
     """Convert the errors of a store, whose libraries raise their own types, to a UserError with the address."""
     try:
         yield

@@ -1,0 +1,291 @@
+"""Images and labels in Parquet files, as the hub, Spark and pandas store them: a row per image.
+
+`data.root` is a folder of files, one file, or an address, see `containers.reach`. `containers.files_of_splits` says
+which file belongs to which split. If no file names a split, a column `split` does, or all rows are the training split.
+
+`data.image_column` has bytes, or paths relative to the folder of the file. `data.label_column` has one of
+
+    a list of names, or a text with `data.separator` between names
+    numbers of classes, one or a list, named in the file (ClassLabel of the datasets library) or in `data.classes`
+    a list of 0 and 1 for the lines of `data.classes`
+    a struct with 1, 0 or null for each class
+
+If it is empty, there is a column per class with 1, 0 or null for unknown. A null in `data.label_column` means that
+nobody has labeled the image. If a file has no column with the default of one of these keys, the only column that can be
+meant is taken. Only the columns that are needed are read, and the images not before they are used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.containers.columns import (
+    boolean_columns,
+    class_names,
+    find_image_column,
+    find_label_column,
+    holds_text,
+    number_columns,
+    read_features,
+)
+from mlmoe_jax.data.containers.files_of_splits import find_splits
+from mlmoe_jax.data.containers.parquet import open_file, open_parquet
+from mlmoe_jax.data.containers.reach import Place, open_place
+from mlmoe_jax.data.labels.name_vectors import read_classes
+from mlmoe_jax.data.names import find_name
+from mlmoe_jax.data.sources.catalog import IMAGE_COLUMN, LABEL_COLUMN
+from mlmoe_jax.data.sources.own_images import require_groups_and_paths
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Listing, select_split, why_unused
+from mlmoe_jax.data.sources.source import DataSource, used_splits
+from mlmoe_jax.data.sources.tables import class_columns, find_column, make_row, note_unused
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.formats import read_cell_names
+from mlmoe_jax.runtime.text import abbreviate, quantity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SUFFIX = ".parquet"
+ROWS_AT_ONCE = 4096
+
+
+def open_parquet_split(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of images in Parquet files, in the order of their paths and rows.
+
+    Ids are FILE#ROW, or paths if the images are files. The classes are the first of these that exists: the file
+    `data.classes`, `classes`, the classes that the files name, all labels in the files, sorted by name. Raises
+    UserError as `select_split`, and if a file is damaged or has no such column.
+    """
+    place = open_place(data_config.root)
+    splits = used_splits(data_config, split)
+    listing = Listing(place.folder, split, place.folder, data_config.train_split, splits)
+    usage = Usage(place.folder, "row")
+    files = _choose_files(place, listing, usage)
+    folder = place.fetch(files)
+    if data_config.classes:
+        classes = _read_classes(place, data_config.classes)
+    plans = [
+        _plan_file(name, part, LabelInput(f"{folder}/{name}", data_config, folder, classes, usage))
+        for name, part in files.items()
+    ]
+    _note_columns(plans, usage)
+    rows = (row for plan in plans for row in _read_rows(plan))
+    opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage)
+    require_groups_and_paths(opened, place.folder, data_config.group_column)
+    if plans[0].holds_paths:
+        return opened
+    images = open_parquet(folder, list(files), Usage(folder, "row"), _stated(data_config), title=place.folder)
+    return replace(opened, images=images.take(images.find_rows(opened.ids)))
+
+
+def _choose_files(place: Place, listing: Listing, usage: Usage) -> dict[str, str | None]:
+    """Return the files of the used splits, and the split that each names; UserError if the split to open has none."""
+    found = find_splits(place, SUFFIX)
+    if not found:
+        raise UserError(f"{place.folder} has no Parquet files{_hint(place)}; set data.root to a folder with some")
+    if not any(found.values()):
+        return found
+    used = {name: split for name, split in found.items() if split and listing.find_split(split)}
+    rest = Counter(split for name, split in found.items() if name not in used)
+    for split, count in rest.items():
+        why = why_unused(split, listing.splits) if split else "without a split in their names"
+        usage.notes.append(f"has {quantity(count, 'file')} {why}, which nothing reads")
+    if listing.split not in map(listing.find_split, filter(None, used.values())):
+        names = abbreviate(sorted(filter(None, set(found.values()))))
+        raise UserError(
+            f"{place.folder} has no files of split {listing.split}; its splits are {names}; set data.train_split, "
+            "data.val_split and data.test_splits, or hold out images with data.val_fraction"
+        )
+    return used
+
+
+def _hint(place: Place) -> str:
+    """Return a hint at the copy in Parquet files, which the hub keeps of a data set that only a program can load."""
+    if place.commit is None or not any(name.endswith(".py") for name in place.names):
+        return ""
+    return f", but a loading script, which is not run; try {place.folder}@refs/convert/parquet"
+
+
+def _read_classes(place: Place, name: str) -> Sequence[str]:
+    name = os.path.expanduser(name)
+    return read_classes(name if os.path.isabs(name) else os.path.join(place.fetch([name]), name))
+
+
+def _stated(data_config: ConfigDict) -> str:
+    """Return `data.image_column`; "" for the default, which stands for a column that can be found."""
+    return "" if data_config.image_column == IMAGE_COLUMN else data_config.image_column
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+class _Plan(NamedTuple):
+    """What to read from a file.
+
+    Attributes:
+      name: path of the file below the folder of `given`.
+      split: the split that the path names; None if it names none.
+      image: the column of images, which are paths if `holds_paths`.
+      labels: the columns of labels, whose cells `read_labels` converts to names, to codes by name, or None.
+      split_column: the column of splits; None if there is none. Likewise `group_column`.
+      columns: all columns of the file.
+      classes: the classes that the file names; None if it names none.
+    """
+
+    name: str
+    split: str | None
+    given: LabelInput
+    image: str
+    holds_paths: bool
+    labels: Sequence[str]
+    read_labels: Callable[[Sequence[Any]], Any]
+    split_column: str | None
+    group_column: str | None
+    columns: Sequence[str]
+    classes: Sequence[str] | None
+
+    @property
+    def used(self) -> list[str]:
+        """The columns that are read with the labels, and the images."""
+        return [*self.labels, *filter(None, (self.split_column, self.group_column, self.image))]
+
+
+def _plan_file(name: str, split: str | None, given: LabelInput) -> _Plan:
+    """Return what to read from a file; UserError if it is damaged, or it is not clear which columns to read."""
+    config, path = given.config, given.path
+    with open_file(path) as file:
+        schema = file.schema_arrow
+    image = find_image_column(schema, _stated(config), path)
+    group = config.group_column or None
+    if group:
+        group = schema.names[find_column(schema.names, group, "data.group_column", path)]
+    split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
+    others = {image, group, split_column} - {None}
+    label = _find_labels(schema, others, given)
+    if label:
+        names = class_names(read_features(schema).get(label))
+        labels, classes, read_labels = [label], names, _labels_reader(names, given)
+    else:
+        candidates = boolean_columns(schema, others)
+        if config.classes or not candidates:
+            candidates = number_columns(schema, others)
+        labels = classes = class_columns(candidates, given)
+        read_labels = _codes_reader(labels)
+    paths = holds_text(schema.field(image).type)
+    return _Plan(name, split, given, image, paths, labels, read_labels, split_column, group, schema.names, classes)
+
+
+def _find_labels(schema: pa.Schema, others: set[str], given: LabelInput) -> str:
+    """Return the column of labels; "" for a column per class."""
+    name = given.config.label_column
+    if name in ("", LABEL_COLUMN) and not find_name(schema.names, name):
+        return name and find_label_column(schema, others, given.path)
+    return schema.names[find_column(schema.names, name, "data.label_column", given.path)]
+
+
+def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
+    """Return the classes that the files name; UserError if two files name different ones."""
+    first, *others = plans
+    for plan in others:
+        if plan.classes != first.classes:
+            raise UserError(
+                f"{plan.given.path} has other classes than {first.given.path}; set data.root to files with the same "
+                "classes"
+            )
+    return first.classes
+
+
+def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
+    """Note which columns are used although no key names them, and which are not used."""
+    columns = {column: None for plan in plans for column in plan.columns}
+    used = {column for plan in plans for column in plan.used}
+    note_unused(usage, "column", columns, used)
+    config = plans[0].given.config
+    if config.label_column and not find_name(plans[0].labels, config.label_column):
+        usage.notes.append(f"has its labels in {abbreviate(plans[0].labels)}; data.label_column names another column")
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+def _read_rows(plan: _Plan) -> Iterator[ImageRow]:
+    """Yield the rows of a file. The column of images is read only if it has paths."""
+    columns = [*plan.labels, *filter(None, (plan.split_column, plan.group_column))]
+    if plan.holds_paths:
+        columns.append(plan.image)
+    row = 0
+    with open_file(plan.given.path) as file:
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+            for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                yield _make_row(plan, row, dict(zip(columns, cells, strict=True)))
+                row += 1
+
+
+def _make_row(plan: _Plan, row: int, cells: Mapping[str, Any]) -> ImageRow:
+    image = f"{plan.name}#{row}"
+    labels = [cells[name] for name in plan.labels]
+    try:
+        if plan.holds_paths:
+            image = os.path.join(os.path.dirname(plan.name), cells[plan.image])
+        split, group = (_plain(cells.get(name)) for name in (plan.split_column, plan.group_column))
+        known = plan.read_labels(labels)
+        if known is None:
+            return ImageRow(image, None, split=plan.split or split, group=group or "")
+        return make_row(image, known, plan.split or split, group, 0)
+    except Exception as error:  # cells of another form raise errors of many types
+        shown = f"{labels[0] if len(labels) == 1 else dict(zip(plan.labels, labels, strict=True))}"
+        why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
+        raise UserError(
+            f"{plan.given.path}#{row} has the labels {shown:.80}, which cannot be read ({why}); docs/datasets.md lists "
+            "the forms of labels"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a cell as other programs would write it without empty cells in its column: 3 for 3.0, None for nan."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
+
+
+def _codes_reader(names: Sequence[str]) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
+    return lambda cells: dict(zip(names, map(_plain, cells), strict=True))
+
+
+def _labels_reader(names: Sequence[str] | None, given: LabelInput) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that reads the labels of a row from the only cell. Numbers stand for `names`."""
+    separator = given.config.separator
+    if names is None and given.config.classes:
+        names = given.classes
+
+    def read(cells: Sequence[Any]) -> Any:
+        cell = _plain(cells[0])
+        if isinstance(cell, str):
+            return [name for name in map(str.strip, read_cell_names(cell, separator)) if name]
+        if isinstance(cell, dict):
+            return {name: _plain(value) for name, value in cell.items()}
+        if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
+            return None
+        values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
+        return values if all(isinstance(value, str) for value in values) else _name_numbers(values, names)
+
+    return read
+
+
+def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
+    """Return names of classes for their numbers, or codes by name for a value per class; ValueError for others."""
+    if names is None:
+        raise ValueError("numbers need the names of their classes, in their order, in data.classes")
+    if len(values) == len(names) > 2 and {*values} <= {0, 1, None}:  # more than two numbers from two would repeat one
+        return dict(zip(names, values, strict=True))
+    if len(set(values)) < len(values) or not all(type(value) is int and 0 <= value < len(names) for value in values):
+        raise ValueError(f"they are not different numbers from 0 to {len(names) - 1}")
+    return [names[value] for value in values]
+
+
+PARQUET = DataSource(open_parquet_split, reads_classes=True)
