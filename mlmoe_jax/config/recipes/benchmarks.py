@@ -8,6 +8,7 @@ from ml_collections import ConfigDict, FieldReference
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.data.sources import catalog
+from mlmoe_jax.data.sources.own_layout import TABLE, find_layout
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, TextKey
 
@@ -24,7 +25,7 @@ _BENCHMARKS = {
 OWN = "own"
 DATA_SETS = ("digits", "synthetic", *_BENCHMARKS, OWN)
 TABLE_OPTIONS = {
-    "table": TextKey("labels.csv", "CSV or .jsonl file in root."),
+    "table": TextKey("", "CSV or .jsonl file in root; if empty, labels.csv, or Parquet files if there is none."),
     "label_column": TextKey("labels", "Column of the labels; empty for a table with one column per class."),
 }
 
@@ -49,13 +50,17 @@ class _DataSetKey(ChoiceKey):
 
 
 def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
-    """Set a folder of images and a table of their labels, in place. No image is held out.
+    """Set a folder of images and their labels, in place. No image is held out.
 
-    `options` has a value for `root` and for each of TABLE_OPTIONS. `data.name` follows the suffix of `data.table`.
+    `options` has a value for `root` and for each of TABLE_OPTIONS. `data.name` follows the suffix of `data.table`,
+    unless the labels are not in a table.
     """
     data = config.data
-    data.root, data.table, data.label_column = options.root, options.table, options.label_column
-    follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
+    data.root, data.label_column = options.root, options.label_column
+    layout = {"table": options.table or TABLE} if options.table or not options.root else find_layout(options.root)
+    data.update(layout)
+    if "name" not in layout:
+        follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
     data.test_splits = ()
     data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
 

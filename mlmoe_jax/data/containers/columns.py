@@ -96,7 +96,8 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 def read_features(schema: pa.Schema) -> Mapping[str, Any]:
     """Return the features that the datasets library has noted in a schema, by column; {} if there are none."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        notes = json.loads((schema.metadata or {})[b"huggingface"])
+        features = notes["info" if "info" in notes else "dataset_info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
     return features if isinstance(features, dict) else {}

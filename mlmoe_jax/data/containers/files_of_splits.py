@@ -34,11 +34,13 @@ _PARTITION = re.compile(r"split=(.+)")
 def find_splits(place: Place, suffix: str) -> dict[str, str | None]:
     """Return the files with `suffix` (in lower case) of a place, and the split of each, None if it names no split.
 
-    Raises UserError if the card is damaged or lists several configurations, none of which is chosen.
+    A file that the address names belongs to any split. Raises UserError if the card is damaged or lists several
+    configurations, none of which is chosen.
     """
     names = [name for name in place.names if name.lower().endswith(suffix)]
-    configurations = _configurations(place) if len(place.names) > 1 else []
-    chosen, inside = _choose(configurations, place), place.inside
+    if place.inside in place.names:
+        return dict.fromkeys({place.inside} & {*names})
+    chosen, inside = _choose(_configurations(place), place), place.inside
     if chosen:
         inside = str(chosen.get("data_dir") or "")
         if patterns := list(_patterns(chosen.get("data_files"))):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from mlmoe_jax.data.decoding import BadImage, read_file
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, disk_errors_explained
+from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, disk_errors_explained, find_file
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import atomic_file
 
@@ -115,9 +116,11 @@ class ParquetImages(EncodedImages):
         return cell if isinstance(cell, bytes) else self._resolve(cell, file)
 
     def _resolve(self, path: str, file: int) -> str:
-        """Return the path of an image, which is relative to the folder of its Parquet file."""
-        folder = self.path(file).rpartition("/")[0]
-        return path if path.startswith("/") or "://" in path else f"{folder}/{path}"
+        """Return the path of an image, which is relative to the folder of its Parquet file, or to `folder`."""
+        if path.startswith("/") or "://" in path:
+            return path
+        beside = f"{self.path(file).rpartition('/')[0]}/{path}"
+        return beside if os.path.lexists(find_file(beside)) else f"{self.folder}/{path}"
 
     def _start(self, group: int) -> int:
         return int(self.ends[group - 1]) if group else 0

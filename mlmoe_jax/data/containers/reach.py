@@ -31,7 +31,7 @@ class Place:
       folder: path or address of a folder.
       names: sorted paths of files below the folder, without hidden ones, and without those that other programs write
         beside data, such as _SUCCESS.
-      inside: for a data set of the hub, the path or the name of a configuration in the address; "" if it has none.
+      inside: the file that the address names, or on the hub a file, a folder or a configuration; "" for all files.
       commit: for a data set of the hub, where its files are.
     """
 
@@ -39,6 +39,13 @@ class Place:
     names: tuple[str, ...]
     inside: str = ""
     commit: Commit | None = None
+
+    @property
+    def hint(self) -> str:
+        """A clause on the copy in Parquet files that the hub makes of a data set with a loading script; or ""."""
+        if not (self.commit and any(name.endswith(".py") for name in self.names)):
+            return ""
+        return f", but a loading script, which is not run; try {self.folder}@refs/convert/parquet"
 
     def fetch(self, names: Iterable[str]) -> str:
         """Return the folder of the files `names`, to which files of the hub are downloaded."""
@@ -68,7 +75,7 @@ def open_place(address: str) -> Place:
         names = [""] if os.path.isfile(address) else []
     if names == [""]:  # it is a file
         folder, name = os.path.split(address)
-        return Place(folder or ".", (name,))
+        return Place(folder or ".", (name,), name)
     return Place(address.rstrip("/"), _data_files(names))
 
 

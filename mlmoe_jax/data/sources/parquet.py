@@ -91,14 +91,14 @@ def _choose_files(place: Place, listing: Listing, usage: Usage) -> dict[str, str
     """Return the files of the used splits, and the split that each names; UserError if the split to open has none."""
     found = find_splits(place, SUFFIX)
     if not found:
-        raise UserError(f"{place.folder} has no Parquet files{_hint(place)}; set data.root to a folder with some")
+        raise UserError(f"{place.folder} has no Parquet files{place.hint}; set data.root to a folder with some")
     if not any(found.values()):
         return found
     used = {name: split for name, split in found.items() if split and listing.find_split(split)}
     rest = Counter(split for name, split in found.items() if name not in used)
     for split, count in rest.items():
         why = why_unused(split, listing.splits) if split else "without a split in their names"
-        usage.notes.append(f"has {quantity(count, 'file')} {why}, which nothing reads")
+        usage.notes.append(f"has {quantity(count, 'file')} {why}")
     if listing.split not in map(listing.find_split, filter(None, used.values())):
         names = abbreviate(sorted(filter(None, set(found.values()))))
         raise UserError(
@@ -106,13 +106,6 @@ def _choose_files(place: Place, listing: Listing, usage: Usage) -> dict[str, str
             "data.val_split and data.test_splits, or hold out images with data.val_fraction"
         )
     return used
-
-
-def _hint(place: Place) -> str:
-    """Return a hint at the copy in Parquet files, which the hub keeps of a data set that only a program can load."""
-    if place.commit is None or not any(name.endswith(".py") for name in place.names):
-        return ""
-    return f", but a loading script, which is not run; try {place.folder}@refs/convert/parquet"
 
 
 def _read_classes(place: Place, name: str) -> Sequence[str]:
