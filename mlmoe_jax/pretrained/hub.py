@@ -6,7 +6,6 @@ and only up to a fixed size, into a cache folder that is named by the commit. Al
 
 from __future__ import annotations
 
-import re
 import urllib.parse
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import TYPE_CHECKING
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained, file_sha256
 from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
-from mlmoe_jax.runtime.hub import Address, hub_errors_explained, open_hub
+from mlmoe_jax.runtime.hub import COMMIT, Address, hub_errors_explained, open_hub, require_commit
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def download_file(repository: str, name: str, folder: Path) -> Path:
@@ -67,7 +64,7 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
             _download(address, commit, wanted, Path(models / commit))
             models.write_text(revision, commit)
     except NoAnswer as error:
-        if not _COMMIT.fullmatch(known):
+        if not COMMIT.fullmatch(known):
             raise UserError(
                 f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf "
                 f"download {address.repository} --local-dir=FOLDER` and set --workdir=FOLDER"
@@ -99,9 +96,7 @@ def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
         about = open_hub().model_info(
             address.repository, revision=address.revision, files_metadata=True, timeout=TIMEOUT
         )
-    if not _COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
-        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    return about.sha, {file.rfilename: file for file in about.siblings or ()}
+    return require_commit(about.sha, address), {file.rfilename: file for file in about.siblings or ()}
 
 
 def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:

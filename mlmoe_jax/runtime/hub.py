@@ -21,6 +21,7 @@ _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _DATA_ADDRESS = re.compile(r"([^/@]*/[^/@]*)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
@@ -73,6 +74,13 @@ def _require_names(address: Address, remedy: str) -> Address:
     if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
         raise UserError(f"'{printable(revision, 200)}' is not the name of a branch, a tag or a commit on the hub")
     return address
+
+
+def require_commit(sha: str | None, address: Address) -> str:
+    """Return the commit that the hub names, which becomes the name of a folder; UserError if it is none."""
+    if not COMMIT.fullmatch(sha or ""):
+        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
+    return sha
 
 
 def open_hub() -> HfApi:

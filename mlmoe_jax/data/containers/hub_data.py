@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder, damage_explained, disk_errors_explained
+from mlmoe_jax.runtime.files import cache_folder, damage_explained, disk_errors_explained, is_file_name
 from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, require_online
-from mlmoe_jax.runtime.hub import Address, hub_errors_explained, open_hub
+from mlmoe_jax.runtime.hub import Address, hub_errors_explained, open_hub, require_commit
 from mlmoe_jax.runtime.progress import DownloadBar, status
 from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.runtime.version import __version__
+
+CONNECTIONS = 8
 
 
 class Commit(NamedTuple):
@@ -37,7 +41,9 @@ def look_up(address: Address) -> Commit:
         require_online()
         with hub_errors_explained(address):
             about = open_hub().dataset_info(address.repository, revision=address.revision, timeout=TIMEOUT)
-        commit = Commit(address, about.sha or "", tuple(file.rfilename for file in about.siblings or ()))
+        names = (file.rfilename for file in about.siblings or ())
+        inside = tuple(name for name in names if all(map(is_file_name, name.split("/"))))  # anybody may have written it
+        commit = Commit(address, require_commit(about.sha, address), inside)
         with disk_errors_explained(known):
             known.write_text(record, json.dumps([commit.sha, commit.names]))
         return commit
@@ -50,30 +56,31 @@ def look_up(address: Address) -> Commit:
         return Commit(address, sha, tuple(names))
 
 
-def fetch(commit: Commit, names: Iterable[str]) -> str:
+def fetch(commit: Commit, names: Sequence[str]) -> str:
     """Return a folder with the files `names` of a commit, which are downloaded unless they are in the cache.
 
     Raises UserError if a download fails.
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub import constants, hf_hub_download
 
-    folder = ""
-    for name in names:
-        try:
-            with hub_errors_explained(commit.address), disk_errors_explained(HF_HUB_CACHE):
-                path = hf_hub_download(
-                    commit.address.repository,
-                    name,
-                    repo_type="dataset",
-                    revision=commit.sha,
-                    library_name="mlmoe_jax",
-                    library_version=__version__,
-                    tqdm_class=DownloadBar,
-                )
-        except NoAnswer as error:
-            raise _unreachable(commit.address, error, name) from error
-        folder = path.removesuffix(os.path.join("", *name.split("/"))).rstrip("/")
+    address = commit.address
+    folder = f"{constants.HF_HUB_CACHE}/datasets--{address.repository.replace('/', '--')}/snapshots/{commit.sha}"
+    missing = [name for name in names if not os.path.exists(f"{folder}/{name}")]
+    if not missing:
+        return folder
+    options = {"library_name": "mlmoe_jax", "library_version": __version__, "tqdm_class": DownloadBar}
+
+    def download(name: str) -> None:
+        with hub_errors_explained(address), disk_errors_explained(constants.HF_HUB_CACHE):
+            hf_hub_download(address.repository, name, repo_type="dataset", revision=commit.sha, **options)
+
+    try:
+        require_online()
+        status(f"downloading {quantity(len(missing), 'file')} of {address}, commit {commit.sha[:12]}, to {folder}")
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            list(pool.map(download, missing))  # raises the first error
+    except NoAnswer as error:
+        raise _unreachable(address, error, missing[0]) from error
     return folder
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -47,7 +47,7 @@ class Place:
             return ""
         return f", but a loading script, which is not run; try {self.folder}@refs/convert/parquet"
 
-    def fetch(self, names: Iterable[str]) -> str:
+    def fetch(self, names: Sequence[str]) -> str:
         """Return the folder of the files `names`, to which files of the hub are downloaded."""
         return fetch(self.commit, names) if self.commit else self.folder
 

@@ -70,7 +70,7 @@ def open_parquet_split(data_config: ConfigDict, split: str, classes: Sequence[st
     listing = Listing(place.folder, split, place.folder, data_config.train_split, splits)
     usage = Usage(place.folder, "row")
     files = _choose_files(place, listing, usage)
-    folder = place.fetch(files)
+    folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
     plans = [
