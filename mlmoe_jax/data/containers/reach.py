@@ -100,13 +100,10 @@ def open_source(address: str) -> BinaryIO:
 
 
 def version_of(address: str) -> str:
-    """Return a text that identifies the version of a file: it changes if the file changes."""
-    if "://" in address:
-        with explained(address):
-            system, path = _file_system(address)
-            return f"{address} {system.ukey(path)}"
-    status = os.stat(address)
-    return f"{os.path.realpath(address)} {status.st_size} {status.st_mtime_ns}"
+    """Return a text that identifies a file and its version: it changes if the file changes."""
+    with explained(address):
+        system, path = _file_system(address)
+        return f"{path} {system.ukey(path)}"
 
 
 def _find_remote(address: str) -> list[str]:
