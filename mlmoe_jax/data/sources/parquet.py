@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.containers.columns import (
-    boolean_columns,
+    BOOLEAN,
+    NUMBER,
+    TEXT,
     class_names,
+    find_columns,
     find_image_column,
     find_label_column,
-    holds_text,
-    number_columns,
     read_features,
 )
 from mlmoe_jax.data.containers.files_of_splits import find_splits
@@ -160,22 +161,22 @@ def _plan_file(name: str, split: str | None, given: LabelInput) -> _Plan:
     if group:
         group = schema.names[find_column(schema.names, group, "data.group_column", path)]
     split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
-    others = {image, group, split_column} - {None}
+    others = {image, group, split_column}
     label = _find_labels(schema, others, given)
     if label:
         names = class_names(read_features(schema).get(label))
         labels, classes, read_labels = [label], names, _labels_reader(names, given)
     else:
-        candidates = boolean_columns(schema, others)
-        if config.classes or not candidates:
-            candidates = number_columns(schema, others)
-        labels = classes = class_columns(candidates, given)
+        booleans = [] if config.classes else find_columns(schema, BOOLEAN, others)
+        labels = classes = class_columns(booleans or find_columns(schema, NUMBER, others), given)
         read_labels = _codes_reader(labels)
-    paths = holds_text(schema.field(image).type)
-    return _Plan(name, split, given, image, paths, labels, read_labels, split_column, group, schema.names, classes)
+    holds_paths = image in find_columns(schema, TEXT)
+    return _Plan(
+        name, split, given, image, holds_paths, labels, read_labels, split_column, group, schema.names, classes
+    )
 
 
-def _find_labels(schema: pa.Schema, others: set[str], given: LabelInput) -> str:
+def _find_labels(schema: pa.Schema, others: set[str | None], given: LabelInput) -> str:
     """Return the column of labels; "" for a column per class."""
     name = given.config.label_column
     if name in ("", LABEL_COLUMN) and not find_name(schema.names, name):
