@@ -49,6 +49,7 @@ from mlmoe_jax.data.sources.tables import class_columns, find_column, make_row, 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.formats import read_cell_names
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
@@ -74,15 +75,14 @@ def open_parquet_split(data_config: ConfigDict, split: str, classes: Sequence[st
     folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
-    plans = [
-        _plan_file(name, part, LabelInput(f"{folder}/{name}", data_config, folder, classes, usage))
-        for name, part in files.items()
-    ]
+    given = LabelInput(folder, data_config, folder, classes, usage)
+    plans = [_plan_file(name, part, given._replace(path=f"{folder}/{name}")) for name, part in files.items()]
     _note_columns(plans, usage)
     rows = (row for plan in plans for row in _read_rows(plan))
     opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
     if plans[0].holds_paths:
+        place.fetch(sorted({*opened.ids} & {*place.names}))
         return opened
     images = open_parquet(folder, list(files), Usage(folder, "row"), _stated(data_config), title=place.folder)
     return replace(opened, images=images.take(images.find_rows(opened.ids)))
@@ -126,29 +126,23 @@ class _Plan(NamedTuple):
     Attributes:
       name: path of the file below the folder of `given`.
       split: the split that the path names; None if it names none.
-      image: the column of images, which are paths if `holds_paths`.
-      labels: the columns of labels, whose cells `read_labels` converts to names, to codes by name, or None.
-      split_column: the column of splits; None if there is none. Likewise `group_column`.
       columns: all columns of the file.
+      image: the column of images, which are paths if `holds_paths`.
+      marks: the columns of the split and of the group; None for one that there is not.
+      labels: the columns of labels, whose cells `read_labels` converts to names, to codes by name, or None.
       classes: the classes that the file names; None if it names none.
     """
 
     name: str
     split: str | None
     given: LabelInput
+    columns: Sequence[str]
     image: str
     holds_paths: bool
+    marks: tuple[str | None, str | None]
     labels: Sequence[str]
-    read_labels: Callable[[Sequence[Any]], Any]
-    split_column: str | None
-    group_column: str | None
-    columns: Sequence[str]
     classes: Sequence[str] | None
-
-    @property
-    def used(self) -> list[str]:
-        """The columns that are read with the labels, and the images."""
-        return [*self.labels, *filter(None, (self.split_column, self.group_column, self.image))]
+    read_labels: Callable[[Sequence[Any]], Any]
 
 
 def _plan_file(name: str, split: str | None, given: LabelInput) -> _Plan:
@@ -156,42 +150,37 @@ def _plan_file(name: str, split: str | None, given: LabelInput) -> _Plan:
     config, path = given.config, given.path
     with open_file(path) as file:
         schema = file.schema_arrow
+    columns = schema.names
     image = find_image_column(schema, _stated(config), path)
-    group = config.group_column or None
-    if group:
-        group = schema.names[find_column(schema.names, group, "data.group_column", path)]
-    split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
-    others = {image, group, split_column}
-    label = _find_labels(schema, others, given)
-    if label:
-        names = class_names(read_features(schema).get(label))
-        labels, classes, read_labels = [label], names, _labels_reader(names, given)
-    else:
-        booleans = [] if config.classes else find_columns(schema, BOOLEAN, others)
-        labels = classes = class_columns(booleans or find_columns(schema, NUMBER, others), given)
-        read_labels = _codes_reader(labels)
-    holds_paths = image in find_columns(schema, TEXT)
-    return _Plan(
-        name, split, given, image, holds_paths, labels, read_labels, split_column, group, schema.names, classes
-    )
+    group = config.group_column and columns[find_column(columns, config.group_column, "data.group_column", path)]
+    marks = None if split else find_name(columns, SPLIT_COLUMN), group or None
+    labels = _plan_labels(schema, (image, *marks), given)
+    return _Plan(name, split, given, columns, image, image in find_columns(schema, TEXT), marks, *labels)
 
 
-def _find_labels(schema: pa.Schema, others: set[str | None], given: LabelInput) -> str:
-    """Return the column of labels; "" for a column per class."""
-    name = given.config.label_column
-    if name in ("", LABEL_COLUMN) and not find_name(schema.names, name):
-        return name and find_label_column(schema, others, given.path)
-    return schema.names[find_column(schema.names, name, "data.label_column", given.path)]
+def _plan_labels(schema: pa.Schema, others: Sequence[str | None], given: LabelInput) -> tuple:
+    """Return `labels`, `classes` and `read_labels` of a plan."""
+    name, path = given.config.label_column, given.path
+    if name == LABEL_COLUMN and not find_name(schema.names, name):
+        name = find_label_column(schema, others, path)
+    elif name:
+        name = schema.names[find_column(schema.names, name, "data.label_column", path)]
+    if name:
+        classes = class_names(read_features(schema).get(name))
+        return [name], classes, _labels_reader(classes, given)
+    booleans = [] if given.config.classes else find_columns(schema, BOOLEAN, others)
+    classes = class_columns(booleans or find_columns(schema, NUMBER, others), given)
+    return classes, classes, lambda cells: dict(zip(classes, map(_plain, cells), strict=True))
 
 
 def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
-    """Return the classes that the files name; UserError if two files name different ones."""
+    """Return the classes that the files name; UserError if two files differ."""
     first, *others = plans
     for plan in others:
-        if plan.classes != first.classes:
+        if (plan.classes, plan.holds_paths) != (first.classes, first.holds_paths):
             raise UserError(
-                f"{plan.given.path} has other classes than {first.given.path}; set data.root to files with the same "
-                "classes"
+                f"{plan.given.path} has other classes or another kind of images than {first.given.path}; set data.root "
+                "to files of one kind"
             )
     return first.classes
 
@@ -199,21 +188,18 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
 def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     """Note which columns are used although no key names them, and which are not used."""
     columns = {column: None for plan in plans for column in plan.columns}
-    used = {column for plan in plans for column in plan.used}
-    note_unused(usage, "column", columns, used)
-    config = plans[0].given.config
-    if config.label_column and not find_name(plans[0].labels, config.label_column):
-        usage.notes.append(f"has its labels in {abbreviate(plans[0].labels)}; data.label_column names another column")
+    note_unused(usage, "column", columns, {name for plan in plans for name in (*plan.labels, plan.image, *plan.marks)})
+    labels, stated = plans[0].labels, plans[0].given.config.label_column
+    if stated and not find_name(labels, stated):
+        usage.notes.append(f"has its labels in {abbreviate(labels)}; data.label_column names another column")
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 def _read_rows(plan: _Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file. The column of images is read only if it has paths."""
-    columns = [*plan.labels, *filter(None, (plan.split_column, plan.group_column))]
-    if plan.holds_paths:
-        columns.append(plan.image)
+    columns = [*plan.labels, *filter(None, plan.marks), *([plan.image] if plan.holds_paths else [])]
     row = 0
-    with open_file(plan.given.path) as file:
+    with open_file(plan.given.path) as file, damage_explained(plan.given.path):
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                 yield _make_row(plan, row, dict(zip(columns, cells, strict=True)))
@@ -221,22 +207,24 @@ def _read_rows(plan: _Plan) -> Iterator[ImageRow]:
 
 
 def _make_row(plan: _Plan, row: int, cells: Mapping[str, Any]) -> ImageRow:
-    image = f"{plan.name}#{row}"
     labels = [cells[name] for name in plan.labels]
     try:
+        image = f"{plan.name}#{row}"
         if plan.holds_paths:
+            if not cells[plan.image]:
+                raise ValueError("it has no path of an image")
             image = os.path.join(os.path.dirname(plan.name), cells[plan.image])
-        split, group = (_plain(cells.get(name)) for name in (plan.split_column, plan.group_column))
+        split, group = (_plain(cells.get(name)) for name in plan.marks)
         known = plan.read_labels(labels)
         if known is None:
-            return ImageRow(image, None, split=plan.split or split, group=group or "")
+            return ImageRow(image, None, split=plan.split or split)
         return make_row(image, known, plan.split or split, group, 0)
     except Exception as error:  # cells of another form raise errors of many types
         shown = f"{labels[0] if len(labels) == 1 else dict(zip(plan.labels, labels, strict=True))}"
         why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
         raise UserError(
-            f"{plan.given.path}#{row} has the labels {shown:.80}, which cannot be read ({why}); docs/datasets.md lists "
-            "the forms of labels"
+            f"{plan.given.path}#{row}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md lists the "
+            "forms of labels"
         ) from error
 
 
@@ -245,10 +233,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return None if math.isnan(value) else int(value) if value.is_integer() else value
     return value
-
-
-def _codes_reader(names: Sequence[str]) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
-    return lambda cells: dict(zip(names, map(_plain, cells), strict=True))
 
 
 def _labels_reader(names: Sequence[str] | None, given: LabelInput) -> Callable[[Sequence[Any]], Any]:
