@@ -57,10 +57,14 @@ def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
     """
     data = config.data
     data.root, data.label_column = options.root, options.label_column
-    layout = {"table": options.table or TABLE} if options.table or not options.root else find_layout(options.root)
-    data.update(layout)
-    if "name" not in layout:
-        follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
+    layout = find_layout(options.root) if options.root and not options.table else {}
+    data.table, found = layout.get("table", options.table or TABLE), layout.get("name")
+    follow(
+        config,
+        "data.name",
+        lambda table: found if found and table == TABLE else "jsonl" if table.endswith(".jsonl") else "csv",
+        "data.table",
+    )
     data.test_splits = ()
     data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
 

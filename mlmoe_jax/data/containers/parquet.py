@@ -29,13 +29,14 @@ from mlmoe_jax.data.decoding import BadImage, read_file
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder, damage_explained, disk_errors_explained, find_file
+from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, disk_errors_explained, find_file
 from mlmoe_jax.runtime.storage import atomic_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+_OPTIONS = {"pre_buffer": False, "buffer_size": MIB, "page_checksum_verification": True}  # a few pages in memory
 ROWS_AT_ONCE = 64  # images in memory while a group is copied
 FREE = 0.1  # of the disk, below which copies are removed
 IN_USE = 60.0  # seconds since a copy was opened, in which it is not removed
@@ -130,7 +131,7 @@ def open_file(path: str) -> Iterator[ParquetFile]:
     with contextlib.ExitStack() as opened:
         with damage_explained(path):
             source = opened.enter_context(open_source(path))
-            file = opened.enter_context(ParquetFile(source, page_checksum_verification=True))
+            file = opened.enter_context(ParquetFile(source, **_OPTIONS))
         yield file
 
 

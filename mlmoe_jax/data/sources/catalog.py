@@ -31,7 +31,7 @@ _CLASSES = {
 }
 IMAGE_COLUMN, LABEL_COLUMN = "image", "labels"
 _COLUMNS = {
-    "image_column": TextKey(IMAGE_COLUMN, "Column or key of the image's path."),
+    "image_column": TextKey(IMAGE_COLUMN, "Column or key of the image's path; in parquet, of its path or content."),
     "label_column": TextKey(
         LABEL_COLUMN,
         "Column or key of the label names; if empty, a column per class has 1, 0, or nothing for unknown; for "
