@@ -40,15 +40,13 @@ def find_splits(place: Place, suffix: str) -> dict[str, str | None]:
     names = [name for name in place.names if name.lower().endswith(suffix)]
     if place.inside in place.names:
         return dict.fromkeys({place.inside} & {*names})
-    chosen, inside = _choose(_configurations(place), place), place.inside
-    if chosen:
-        inside = str(chosen.get("data_dir") or "")
-        if patterns := list(_patterns(chosen.get("data_files"))):
-            start = f"{inside.strip('/')}/" if inside else ""
-            listed = {name: split for split, path in patterns for name in _match(names, start + path)}
-            return {name: split or _split_of(name) for name, split in sorted(listed.items())}
-    start = f"{inside.strip('/')}/" if inside.strip("./") else ""
-    found = {name: _split_of(name.removeprefix(start)) for name in names if f"{name}/".startswith(start)}
+    chosen = _choose(_configurations(place), place)
+    folder = str(chosen.get("data_dir") or "") if chosen else place.inside
+    start = f"{folder.strip('/')}/" if folder.strip("./") else ""
+    if chosen and (patterns := list(_patterns(chosen.get("data_files")))):
+        listed = {name: split for split, path in patterns for name in _match(names, start + path)}
+        return {name: split or _split_of(name) for name, split in sorted(listed.items())}
+    found = {name: _split_of(name.removeprefix(start)) for name in names if name.startswith(start)}
     if len(set(found.values())) == 1 and split_key(f"{next(iter(found.values()))}") not in STANDARD_SPLITS:
         return dict.fromkeys(found)  # as in part-00000-of-00002.parquet
     return found
