@@ -11,7 +11,9 @@ import pytest
 from helpers.parquet_files import IMAGE, class_label, images, png, sequence, write
 from helpers.tables import data_settings, opened
 
+from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_codes import UNKNOWN
+from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.usage import unused_input
 
@@ -255,3 +257,29 @@ def test_the_images_are_not_read_with_the_labels(tmp_path):
     problem = split.images.problem(3)
     assert f"cannot read {path}#3 as an image" in problem
     assert "crc" in problem.lower()
+
+
+# ---------------------------------------------------------------------------------------------------------- own layouts
+def test_own_csv_finds_parquet_files_unless_there_is_a_table(tmp_path):
+    write(tmp_path / "train.parquet", {"image": images(2), "labels": ["a", "b"]})
+    layout = f"own_csv:root={tmp_path}"
+    assert load_config(layout, []).data.name == "parquet"
+    assert load_config(f"{layout}/train.parquet", []).data.name == "parquet"
+    assert load_config(f"csra_resnet101:dataset=own,root={tmp_path}", []).data.name == "parquet"
+    assert load_config(f"{layout},table=more.jsonl", []).data.name == "jsonl"
+    assert load_config(layout, [("data.table", "{split}.csv")]).data.name == "csv"
+    (tmp_path / "labels.csv").write_text("image,labels\n")
+    assert (load_config(layout, []).data.name, load_config(layout, []).data.table) == ("csv", "labels.csv")
+
+
+def test_workers_read_the_images_of_a_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "photos" / "train.parquet", {"image": images(40), "labels": ["a", "b"] * 20}, row_group_size=7)
+    data = data_settings("parquet", tmp_path / "photos", workers=2, threads=2, image_size=4)
+    split = open_splits(data, [])["train"]
+    batches = list(build_loader(data, split, batch_size=16, labels=False))
+    rows = np.concatenate([batch["id"] for batch in batches])
+    shades = np.concatenate([batch["image"] for batch in batches])[:, 0, 0, 0]
+    assert rows.tolist() == [*range(40), *[-1] * 8]
+    assert shades[:40].tolist() == list(range(40))
+    assert len(list((tmp_path / "cache" / "parquet").glob("*.arrow"))) == 6
