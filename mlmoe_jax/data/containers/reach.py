@@ -8,9 +8,13 @@ gs://bucket/photos, s3://…          in an object store, read in place
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from mlmoe_jax.data.containers.hub_data import Commit, fetch, look_up
@@ -21,6 +25,8 @@ from mlmoe_jax.runtime.files import HUB_DATA, open_regular
 from mlmoe_jax.runtime.hub import parse_data_address
 
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_OPEN_FILES = 256  # each needs a file descriptor, often limited to 1,024 per process
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,12 @@ class Place:
 def open_place(address: str) -> Place:
     """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
 
-    Raises UserError if the address cannot be reached.
+    The address may have ranges of numbers, as in photos/train-{000..127}.tar. Raises UserError if the address cannot be
+    reached, or if a file of a range does not exist.
     """
+    if found := _RANGE.search(address):
+        folder, _, start = address[: found.start()].rpartition("/")
+        return _choose_range(open_place(folder or "."), start + address[found.start() :])
     if address.startswith(HUB_DATA):
         hub, inside = parse_data_address(address)
         commit = look_up(hub)
@@ -77,6 +87,24 @@ def open_place(address: str) -> Place:
         folder, name = os.path.split(address)
         return Place(folder or ".", (name,), name)
     return Place(address.rstrip("/"), _data_files(names))
+
+
+def _choose_range(place: Place, pattern: str) -> Place:
+    """Return a place with the files of a pattern only."""
+    names = {name.removeprefix(f"{place.inside}/"): name for name in place.names}
+    listed = _expand(pattern)
+    if absent := next((name for name in listed if name not in names), None):
+        raise UserError(f"there is no {absent} in {place.folder}, but in the range {pattern}; correct the range")
+    return replace(place, names=tuple(names[name] for name in listed))
+
+
+def _expand(pattern: str) -> list[str]:
+    if not (found := _RANGE.search(pattern)):
+        return [pattern]
+    first, last = found.groups()
+    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
+    parts = (f"{pattern[: found.start()]}{number}{pattern[found.end() :]}" for number in numbers)
+    return list(itertools.chain.from_iterable(map(_expand, parts)))
 
 
 def _data_files(names: Iterable[str]) -> tuple[str, ...]:
@@ -97,6 +125,28 @@ def open_source(address: str) -> BinaryIO:
     with explained(address):
         system, path = _file_system(address)
         return system.open(path, "rb")
+
+
+def read_range(address: str, start: int, size: int) -> bytes:
+    """Return `size` bytes of a file from the position `start` on. Threads may call it; OSError if the file is shorter.
+
+    The last local files stay open.
+    """
+    if "://" in address:
+        with explained(address):
+            system, path = _file_system(address)
+            content = system.cat_file(path, start, start + size)
+    else:
+        file = _open_local(address)  # in a variable: another thread may drop it from the cache
+        content = os.pread(file.fileno(), size, start)
+    if len(content) < size:
+        raise OSError(errno.EIO, "its file has become shorter")
+    return content
+
+
+@functools.lru_cache(maxsize=_OPEN_FILES)
+def _open_local(path: str) -> BinaryIO:
+    return open_regular(path)
 
 
 def version_of(address: str) -> str:
