@@ -21,7 +21,7 @@ BOOLEAN, NUMBER = "bool", "bool|u?int|float|double|halffloat"
 # Usual names, the most usual first
 _IMAGES = ("image", "img", "images", "picture", "photo", "pixel_values", "jpg", "jpeg", "png", "webp")
 _PATHS = ("image", "file_name", "image_path", "filename", "path", "filepath", "file", "image_file", "img_path")
-_LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "genres", "genre")
+_LABELS = ("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "genres", "genre", "cls")
 _CHOOSE_IMAGE = "name it with --column, in a config with data.image_column"
 
 

@@ -9,13 +9,14 @@ because images hardly compress.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import itertools
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -39,7 +40,7 @@ from mlmoe_jax.runtime.storage import atomic_file
 
 TEXTS = (".json", ".cls", ".txt", ".labels")  # suffixes of members that may be labels
 MOST_TEXT = MIB  # bytes of such a member
-NO_IMAGE = "in no image format"
+_NO_IMAGE = "in no image format"
 _COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)
 _OPEN_INDEXES = 256
 _AT_ONCE = 10_000  # members that are added to an index at once
@@ -73,32 +74,27 @@ def find_shards(place: Place, usage: Usage) -> dict[str, str | None]:
 
 
 class Shard(NamedTuple):
-    """A tar file.
-
-    Attributes:
-      path: its path or address.
-      name: its name for errors, which is another one if it is on the hub.
-      index: the path of its index.
-      field: the part of the names of its images after the first dot; "" stands for any.
-    """
+    """A tar file: its path or address, the path of its index, and the field of its images, see `open_tar`."""
 
     path: str
-    name: str
     index: str
-    field: str
+    field: str = ""
 
 
-def _open_shard(path: str, name: str, field: str) -> Shard:
-    """Return a shard, whose index is written if the cache does not have it; UserError if the shard is damaged."""
-    with damage_explained(name):
+def open_shard(path: str, title: str, field: str = "") -> Shard:
+    """Return a shard, whose index is written if the cache does not have it; UserError if the shard is damaged.
+
+    `title` is its name for errors.
+    """
+    with damage_explained(title):
         version = hashlib.sha256(version_of(path).encode()).hexdigest()
     index = cache_folder() / "tar" / f"{version}.arrow"
     with disk_errors_explained(index):
         index.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(index.with_suffix(".lock")):
             if not index.exists():
-                _write_index(path, name, index)
-    return Shard(path, name, str(index), field)
+                _write_index(path, title, index)
+    return Shard(path, str(index), field)
 
 
 @functools.lru_cache(maxsize=_OPEN_INDEXES)
@@ -110,17 +106,29 @@ def read_index(index: str) -> pa.Table:
 @functools.lru_cache(maxsize=_OPEN_INDEXES)
 def image_members(shard: Shard) -> np.ndarray:
     """Return which members of a shard are its images, i64[n]."""
-    return np.flatnonzero(pc.is_null(_list_uses(shard)).to_numpy())
+    is_image = pc.and_(pc.is_null(read_index(shard.index)["text"]), pc.is_null(_find_reasons(shard)))
+    return np.flatnonzero(is_image.to_numpy())
 
 
-def _list_uses(shard: Shard) -> pa.ChunkedArray:
-    """Return per member of a shard why it is none of the images, null if it is one."""
+def _find_reasons(shard: Shard) -> pa.ChunkedArray:
+    """Return per member of a shard why it is neither a text nor one of the images; null if it is."""
     table = read_index(shard.index)
-    reasons = pc.if_else(pc.is_valid(table["text"]), NO_IMAGE, table["unused"])
     if not shard.field:
-        return reasons
+        return table["unused"]
     has_field = pc.match_substring_regex(table["name"], rf"(?i)(^|/)[^./]+\.{re.escape(shard.field)}$")
-    return pc.if_else(pc.or_(has_field, pc.is_valid(reasons)), reasons, f"not of the field {shard.field}")
+    is_used = pc.or_(pc.or_(has_field, pc.is_valid(table["text"])), pc.is_valid(table["unused"]))
+    return pc.if_else(is_used, table["unused"], f"not of the field {shard.field}")
+
+
+def count_unused(shard: Shard, title: str, usage: Usage, *, texts: bool) -> None:
+    """Add the members of a shard that are not used to an account. `texts`: whether the texts are used."""
+    table, reasons = read_index(shard.index), _find_reasons(shard)
+    if not texts:
+        reasons = pc.if_else(pc.is_valid(table["text"]), _NO_IMAGE, reasons)
+    members = pa.table({"name": table["name"], "reason": reasons}).filter(pc.is_valid(reasons))
+    groups = members.group_by("reason", use_threads=False).aggregate([("name", "first"), ("name", "count")])
+    for group in groups.to_pylist():
+        usage.leave_out(group["reason"], f"{title}#{group['name_first']}", group["name_count"])
 
 
 # --------------------------------------------------------------------------------------------------------------- index
@@ -157,6 +165,7 @@ def _read_members(path: str, title: str) -> Iterator[dict[str, Any]]:
 
 def _describe(member: tarfile.TarInfo, file: BinaryIO) -> dict[str, Any]:
     name = posixpath.normpath("/" + member.name.replace("\\", "/")).lstrip("/")
+    name = name.encode(errors="xmlcharrefreplace").decode()  # of an archive in another encoding than UTF-8
     suffix = posixpath.splitext(name)[1].lower()
     text = unused = None
     if any(map(is_skipped, name.split("/"))):
@@ -167,7 +176,7 @@ def _describe(member: tarfile.TarInfo, file: BinaryIO) -> dict[str, Any]:
         file.seek(member.offset_data)
         text = file.read(member.size)
     elif suffix not in image_suffixes():
-        unused = NO_IMAGE
+        unused = _NO_IMAGE
     return {"name": name, "start": member.offset_data, "size": member.size, "text": text, "unused": unused}
 
 
@@ -184,8 +193,14 @@ def _require_end(file: BinaryIO, position: int) -> None:
 # -------------------------------------------------------------------------------------------------------------- images
 @dataclass(eq=False)
 class TarImages(EncodedImages):
-    """The images of shards, in the order of their members."""
+    """The images of shards, in the order of their members.
 
+    Attributes:
+      title: the folder of the shards in the names of images, and `names` are the paths of the shards below it.
+    """
+
+    title: str
+    names: Sequence[str]
     shards: Sequence[Shard]
 
     def __post_init__(self):
@@ -195,41 +210,51 @@ class TarImages(EncodedImages):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def name(self, row: int) -> str:
-        shard, member = self._locate(row)
-        return f"{shard.name}#{read_index(shard.index)['name'][member]}"
+        number, member = self._locate(row)
+        member_name = read_index(self.shards[number].index)["name"][member]
+        return f"{self.title}/{self.names[number]}#{member_name}"
+
+    def find_rows(self, names: Sequence[str]) -> np.ndarray:
+        """Return the rows i64[n] of images with names such as `name`, but without the folder."""
+        known = []
+        for name, shard in zip(self.names, self.shards, strict=True):
+            members = read_index(shard.index)["name"].take(image_members(shard))
+            known += pc.binary_join_element_wise(name, members, "#").chunks
+        rows = pc.index_in(pa.array(names, pa.string()), pa.chunked_array(known, pa.string()))
+        return rows.to_numpy().astype(np.int64)
 
     def encoded(self, row: int) -> bytes:
-        shard, member = self._locate(row)
+        number, member = self._locate(row)
+        shard = self.shards[number]
         table = read_index(shard.index)
         start, size = table["start"][member].as_py(), table["size"][member].as_py()
         try:
             if size > MAX_FILE:
-                raise OSError(f"it has more than {MAX_FILE:,} bytes")
+                raise OSError(errno.EFBIG, f"it has more than {MAX_FILE:,} bytes")
             return read_range(shard.path, start, size)
         except (OSError, UserError) as error:
             raise BadImage(f"cannot read {self.name(row)} as an image: {reason_of(error)}") from error
 
     def stamp(self, row: int) -> str:
-        shard, member = self._locate(row)
-        return f"{shard.index} {member}"
+        number, member = self._locate(row)
+        return f"{self.shards[number].index} {member}"
 
-    def _locate(self, row: int) -> tuple[Shard, int]:
-        """Return the shard that contains image `row`, and the number of its member in the shard."""
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Return the numbers of the shard that contains image `row`, and of its member."""
         row = range(len(self))[row]
         number = int(np.searchsorted(self._ends, row, side="right"))
-        shard = self.shards[number]
-        return shard, int(image_members(shard)[row - self._ends[number]])  # from the end of its images
+        return number, int(image_members(self.shards[number])[row - self._ends[number]])  # from the end of its images
 
 
-def open_tar(folder: str, names: Iterable[str], usage: Usage, field: str = "", *, title: str) -> TarImages:
+def open_tar(folder: str, names: Sequence[str], usage: Usage, field: str = "", *, title: str) -> TarImages:
     """Return the images of the tar files `names` below `folder`, in order. `usage` counts the other members.
 
-    `field` is as in `Shard`, and `title` is the folder in the names of images. Raises UserError if a file is damaged.
+    `field` is the part of the names of images after the first dot; "" stands for any. `title` is the folder in the
+    names of images. Raises UserError if a file is damaged.
     """
-    shards = [_open_shard(posixpath.join(folder, name), posixpath.join(title, name), field) for name in names]
-    for shard in shards:
-        members = pa.table({"name": read_index(shard.index)["name"], "reason": _list_uses(shard)})
-        groups = members.group_by("reason", use_threads=False).aggregate([("name", "first"), ("name", "count")])
-        for group in groups.filter(pc.is_valid(groups["reason"])).to_pylist():
-            usage.leave_out(group["reason"], f"{shard.name}#{group['name_first']}", group["name_count"])
-    return TarImages(shards)
+    shards = []
+    for name in names:
+        shown = f"{title}/{name}"
+        shards.append(open_shard(f"{folder}/{name}", shown, field))
+        count_unused(shards[-1], shown, usage, texts=False)
+    return TarImages(title, names, shards)

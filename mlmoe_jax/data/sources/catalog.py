@@ -68,6 +68,9 @@ DATA_SETS: Registry[DataSource] = Registry(
         "csv": component("mlmoe_jax.data.sources.tables:CSV", **_TABLE, **_SEPARATOR),
         "jsonl": component("mlmoe_jax.data.sources.tables:JSONL", **_TABLE),
         "parquet": component("mlmoe_jax.data.sources.parquet:PARQUET", **_CLASSES, **_COLUMNS, **_GROUPS, **_SEPARATOR),
+        "webdataset": component(
+            "mlmoe_jax.data.sources.webdataset:WEBDATASET", **_CLASSES, **_COLUMNS, **_GROUPS, **_SEPARATOR
+        ),
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": component("mlmoe_jax.data.sources.coco:COCO_JSON", **_FILES),
         **{name: _labeling_tool(name) for name in FORMATS},

@@ -22,6 +22,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -60,8 +61,31 @@ SUFFIX = ".parquet"
 ROWS_AT_ONCE = 4096
 
 
-def open_parquet_split(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of images in Parquet files, in the order of their paths and rows.
+class Container(NamedTuple):
+    """A format of files with images and labels.
+
+    Attributes:
+      kind: the noun for files of this format.
+      unit: the noun for what is counted in a file.
+      find: (place, account) -> the files of this format, and the split that the path of each names.
+      plan: (path of a file, its split, input) -> what to read from it, None if it has no images. The input has the full
+        path of the file.
+      read_rows: yields the rows of a planned file.
+      open_images: (folder, files, account, column of images, title) -> the images of all rows, in order.
+    """
+
+    kind: str
+    unit: str
+    find: Callable[[Place, Usage], dict[str, str | None]]
+    plan: Callable[[str, str | None, LabelInput], Plan | None]
+    read_rows: Callable[[Plan], Iterator[ImageRow]]
+    open_images: Callable[..., Any]
+
+
+def open_container_split(
+    container: Container, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None
+) -> Split:
+    """Open a split of images in files of a container, in the order of their paths and rows.
 
     Ids are FILE#ROW, or paths if the images are files. The classes are the first of these that exists: the file
     `data.classes`, `classes`, the classes that the files name, all labels in the files, sorted by name. Raises
@@ -70,29 +94,34 @@ def open_parquet_split(data_config: ConfigDict, split: str, classes: Sequence[st
     place = open_place(data_config.root)
     splits = used_splits(data_config, split)
     listing = Listing(place.folder, split, place.folder, data_config.train_split, splits)
-    usage = Usage(place.folder, "row")
-    files = _choose_files(place, listing, usage)
+    usage = Usage(place.folder, container.unit)
+    files = _choose_files(place, container.find(place, usage), container.kind, listing, usage)
     folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
     given = LabelInput(folder, data_config, folder, classes, usage)
-    plans = [_plan_file(name, part, given._replace(path=f"{folder}/{name}")) for name, part in files.items()]
+    found = (container.plan(name, part, given._replace(path=f"{folder}/{name}")) for name, part in files.items())
+    plans = list(filter(None, found))
+    if not plans:
+        raise UserError(f"{place.folder} has no images of split {split}; set data.root to a folder with some")
     _note_columns(plans, usage)
-    rows = (row for plan in plans for row in _read_rows(plan))
+    rows = (row for plan in plans for row in container.read_rows(plan))
     opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
     if plans[0].holds_paths:
         place.fetch(sorted({*opened.ids} & {*place.names}))
         return opened
-    images = open_parquet(folder, list(files), Usage(folder, "row"), _stated(data_config), title=place.folder)
+    ignored = Usage(folder, container.unit)
+    images = container.open_images(folder, list(files), ignored, stated_column(data_config), title=place.folder)
     return replace(opened, images=images.take(images.find_rows(opened.ids)))
 
 
-def _choose_files(place: Place, listing: Listing, usage: Usage) -> dict[str, str | None]:
+def _choose_files(
+    place: Place, found: dict[str, str | None], kind: str, listing: Listing, usage: Usage
+) -> dict[str, str | None]:
     """Return the files of the used splits, and the split that each names; UserError if the split to open has none."""
-    found = find_splits(place, SUFFIX)
     if not found:
-        raise UserError(f"{place.folder} has no Parquet files{place.hint}; set data.root to a folder with some")
+        raise UserError(f"{place.folder} has no {kind}{place.hint}; set data.root to a folder with some")
     if not any(found.values()):
         return found
     used = {name: split for name, split in found.items() if split and listing.find_split(split)}
@@ -114,13 +143,13 @@ def _read_classes(place: Place, name: str) -> Sequence[str]:
     return read_classes(name if os.path.isabs(name) else os.path.join(place.fetch([name]), name))
 
 
-def _stated(data_config: ConfigDict) -> str:
+def stated_column(data_config: ConfigDict) -> str:
     """Return `data.image_column`; "" for the default, which stands for a column that can be found."""
     return "" if data_config.image_column == IMAGE_COLUMN else data_config.image_column
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """What to read from a file.
 
     Attributes:
@@ -145,17 +174,20 @@ class _Plan(NamedTuple):
     read_labels: Callable[[Sequence[Any]], Any]
 
 
-def _plan_file(name: str, split: str | None, given: LabelInput) -> _Plan:
+def _plan_file(name: str, split: str | None, given: LabelInput) -> Plan:
     """Return what to read from a file; UserError if it is damaged, or it is not clear which columns to read."""
-    config, path = given.config, given.path
-    with open_file(path) as file:
+    with open_file(given.path) as file:
         schema = file.schema_arrow
-    columns = schema.names
-    image = find_image_column(schema, _stated(config), path)
+    return plan_columns(schema, find_image_column(schema, stated_column(given.config), given.path), name, split, given)
+
+
+def plan_columns(schema: pa.Schema, image: str, name: str, split: str | None, given: LabelInput) -> Plan:
+    """Return what to read from a file with the columns of a schema, and with images in the column `image`."""
+    config, path, columns = given.config, given.path, schema.names
     group = config.group_column and columns[find_column(columns, config.group_column, "data.group_column", path)]
     marks = None if split else find_name(columns, SPLIT_COLUMN), group or None
     labels = _plan_labels(schema, (image, *marks), given)
-    return _Plan(name, split, given, columns, image, image in find_columns(schema, TEXT), marks, *labels)
+    return Plan(name, split, given, columns, image, image in find_columns(schema, TEXT), marks, *labels)
 
 
 def _plan_labels(schema: pa.Schema, others: Sequence[str | None], given: LabelInput) -> tuple:
@@ -173,7 +205,7 @@ def _plan_labels(schema: pa.Schema, others: Sequence[str | None], given: LabelIn
     return classes, classes, lambda cells: dict(zip(classes, map(_plain, cells), strict=True))
 
 
-def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
+def _own_classes(plans: Sequence[Plan]) -> Sequence[str] | None:
     """Return the classes that the files name; UserError if two files differ."""
     first, *others = plans
     for plan in others:
@@ -185,7 +217,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
     return first.classes
 
 
-def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
+def _note_columns(plans: Sequence[Plan], usage: Usage) -> None:
     """Note which columns are used although no key names them, and which are not used."""
     columns = {column: None for plan in plans for column in plan.columns}
     note_unused(usage, "column", columns, {name for plan in plans for name in (*plan.labels, plan.image, *plan.marks)})
@@ -195,18 +227,19 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-def _read_rows(plan: _Plan) -> Iterator[ImageRow]:
+def _read_rows(plan: Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file. The column of images is read only if it has paths."""
     columns = [*plan.labels, *filter(None, plan.marks), *([plan.image] if plan.holds_paths else [])]
     row = 0
     with open_file(plan.given.path) as file, damage_explained(plan.given.path):
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
             for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                yield _make_row(plan, row, dict(zip(columns, cells, strict=True)))
+                yield make_plan_row(plan, row, dict(zip(columns, cells, strict=True)))
                 row += 1
 
 
-def _make_row(plan: _Plan, row: int, cells: Mapping[str, Any]) -> ImageRow:
+def make_plan_row(plan: Plan, row: int | str, cells: Mapping[str, Any]) -> ImageRow:
+    """Return row `row` of a file; UserError if its cells do not have the form of labels."""
     labels = [cells[name] for name in plan.labels]
     try:
         image = f"{plan.name}#{row}"
@@ -266,4 +299,12 @@ def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
     return [names[value] for value in values]
 
 
-PARQUET = DataSource(open_parquet_split, reads_classes=True)
+_CONTAINER = Container(
+    kind="Parquet files",
+    unit="row",
+    find=lambda place, usage: find_splits(place, SUFFIX),
+    plan=_plan_file,
+    read_rows=_read_rows,
+    open_images=open_parquet,
+)
+PARQUET = DataSource(partial(open_container_split, _CONTAINER), reads_classes=True)
