@@ -13,6 +13,7 @@ Without it, the splits are in the names: train-00000-of-00002.parquet, train/0.p
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -26,9 +27,22 @@ from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import abbreviate
 
 CARD = "README.md"
+COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)  # tar files
 _HEADER = re.compile(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 _SHARD = re.compile(r"(.+)-\d{5,}-of-\d{5,}")
 _PARTITION = re.compile(r"split=(.+)")
+
+
+def find_suffix(place: Place) -> str:
+    """Return the suffix of the files with images in a place, .parquet or .tar; "" if it has neither.
+
+    A Parquet file with the name of a tar file has data about its images, as img2dataset writes it.
+    """
+    stems = [os.path.splitext(name) for name in place.names]
+    tars = {stem for stem, suffix in stems if suffix.lower() == ".tar"}
+    if any(suffix.lower() == ".parquet" and stem not in tars for stem, suffix in stems):
+        return ".parquet"
+    return ".tar" if tars or any(map(COMPRESSED.fullmatch, place.names)) else ""
 
 
 def find_splits(place: Place, suffix: str) -> dict[str, str | None]:

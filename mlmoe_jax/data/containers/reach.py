@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlmoe_jax.data.containers.hub_data import Commit, fetch, look_up
 from mlmoe_jax.data.image_search import is_skipped, list_files
@@ -23,6 +23,9 @@ from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB_DATA, open_regular
 from mlmoe_jax.runtime.hub import parse_data_address
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -137,16 +140,17 @@ def read_range(address: str, start: int, size: int) -> bytes:
             system, path = _file_system(address)
             content = system.cat_file(path, start, start + size)
     else:
-        file = _open_local(address)  # in a variable: another thread may drop it from the cache
-        content = os.pread(file.fileno(), size, start)
+        content = _open_local(address).read_at(size, start)
     if len(content) < size:
         raise OSError(errno.EIO, "its file has become shorter")
     return content
 
 
 @functools.lru_cache(maxsize=_OPEN_FILES)
-def _open_local(path: str) -> BinaryIO:
-    return open_regular(path)
+def _open_local(path: str) -> pa.OSFile:
+    import pyarrow as pa  # here, because --help does without it
+
+    return pa.OSFile(path)
 
 
 def version_of(address: str) -> str:

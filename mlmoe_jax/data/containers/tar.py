@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from etils import epath
 from filelock import FileLock
 
-from mlmoe_jax.data.containers.files_of_splits import find_splits
+from mlmoe_jax.data.containers.files_of_splits import COMPRESSED, find_splits
 from mlmoe_jax.data.containers.reach import Place, open_source, read_range, version_of
 from mlmoe_jax.data.decoding import MAX_FILE, BadImage
 from mlmoe_jax.data.image_search import image_suffixes, is_skipped
@@ -41,7 +41,6 @@ from mlmoe_jax.runtime.storage import atomic_file
 TEXTS = (".json", ".cls", ".txt", ".labels")  # suffixes of members that may be labels
 MOST_TEXT = MIB  # bytes of such a member
 _NO_IMAGE = "in no image format"
-_COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)
 _OPEN_INDEXES = 256
 _AT_ONCE = 10_000  # members that are added to an index at once
 _MEMBERS = pa.schema(
@@ -62,7 +61,7 @@ def find_shards(place: Place, usage: Usage) -> dict[str, str | None]:
     `usage` counts the files beside tar files. Raises UserError if all tar files are compressed.
     """
     shards = find_splits(place, ".tar")
-    if compressed := next(filter(_COMPRESSED.fullmatch, () if shards else place.names), ""):
+    if compressed := next(filter(COMPRESSED.fullmatch, () if shards else place.names), ""):
         raise UserError(
             f"{place.folder}/{compressed} is compressed, so its images cannot be read one by one; unpack it to a .tar "
             "file, which needs about as much space, because images hardly compress"
