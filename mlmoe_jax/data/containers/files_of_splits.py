@@ -118,8 +118,8 @@ def _split_of(name: str) -> str | None:
     *folders, file = name.split("/")
     shard = _SHARD.fullmatch(file.partition(".")[0])
     stem = shard[1] if shard else file.partition(".")[0]
-    words = re.split(r"[-_. \d]+", stem)
-    named = {word for word in (stem, words[0], words[-1]) if split_key(word) in STANDARD_SPLITS}
+    words = list(filter(None, re.split(r"[-_. \d]+", stem)))
+    named = {word for word in (stem, *words[:1], *words[-1:]) if split_key(word) in STANDARD_SPLITS}
     if len(set(map(split_key, named))) == 1:
         return named.pop()
     for folder in reversed(folders):

@@ -164,7 +164,7 @@ def _read_members(path: str, title: str) -> Iterator[dict[str, Any]]:
 
 def _describe(member: tarfile.TarInfo, file: BinaryIO) -> dict[str, Any]:
     name = posixpath.normpath("/" + member.name.replace("\\", "/")).lstrip("/")
-    name = name.encode(errors="xmlcharrefreplace").decode()  # of an archive in another encoding than UTF-8
+    name = name.encode(errors="replace").decode()  # of an archive in another encoding than UTF-8
     suffix = posixpath.splitext(name)[1].lower()
     text = unused = None
     if any(map(is_skipped, name.split("/"))):

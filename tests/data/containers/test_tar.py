@@ -4,15 +4,15 @@ import gzip
 import io
 import os
 import pickle
-import shutil
 import tarfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.parquet_files import png
 from helpers.refusals import Refusal, each
-from helpers.tars import picture, write_tar
+from helpers.tars import write_tar
 
 from mlmoe_jax.data.containers import tar
 from mlmoe_jax.data.containers.catalog import open_images
@@ -37,8 +37,8 @@ def names_of(images):
 
 
 @pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+def own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def folder(tmp_path):
     for shard in range(3):
         rows = range(100 * shard, 100 * shard + 100)
         members = [
-            (f"{k:03}.{suffix}", picture(k) if suffix == "png" else "{}") for k in rows for suffix in ("png", "json")
+            (f"{k:03}.{suffix}", png(k) if suffix == "png" else "{}") for k in rows for suffix in ("png", "json")
         ]
         write_tar(tmp_path / "shards" / f"train-{shard:03}.tar", members)
     return tmp_path / "shards"
@@ -59,7 +59,7 @@ def test_images_are_in_the_order_of_members_and_read_at_random(folder, monkeypat
     assert images.name(150) == f"{folder}/train-001.tar#150.png"
     order = np.random.default_rng(0).permutation(300)
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda row: images.encoded(int(row)), order)) == [picture(int(row)) for row in order]
+        assert list(pool.map(lambda row: images.encoded(int(row)), order)) == [png(int(row)) for row in order]
     assert left_out(folder) == {"in no image format": 300}
     with pytest.raises(IndexError):
         images.encoded(300)
@@ -72,7 +72,7 @@ def test_a_shard_is_indexed_once_and_again_if_it_changes(folder, monkeypatch):
     assert len(open_all(folder)) == 300
     monkeypatch.undo()
     os.environ["MLMOE_CACHE"] = str(written[0].parents[1])
-    write_tar(folder / "train-001.tar", [("new.png", picture(7))])
+    write_tar(folder / "train-001.tar", [("new.png", png(7))])
     assert names_of(open_all(folder))[100] == "new.png"
 
 
@@ -82,12 +82,12 @@ def test_a_worker_receives_few_bytes_and_does_not_index(folder, monkeypatch):
     monkeypatch.setattr(tar, "_read_members", None)
     tar.read_index.cache_clear()
     tar.image_members.cache_clear()
-    assert pickle.loads(sent).encoded(299) == picture(299)
+    assert pickle.loads(sent).encoded(299) == png(299)
 
 
 def test_the_version_of_an_image_changes_with_its_shard(folder):
     before = open_all(folder)
-    write_tar(folder / "train-001.tar", [("000.png", picture(7))] * 1)
+    write_tar(folder / "train-001.tar", [("000.png", png(7))] * 1)
     after = open_all(folder)
     assert before.stamp(0) == after.stamp(0)
     assert before.stamp(100) != after.stamp(100)
@@ -103,7 +103,7 @@ def test_a_file_and_a_part_of_the_shards_are_opened(folder, monkeypatch):
     monkeypatch.chdir(folder)
     images = open_all("train-001.tar")
     assert images.name(0) == "./train-001.tar#100.png"
-    assert images.encoded(0) == picture(100)
+    assert images.encoded(0) == png(100)
 
 
 def test_files_beside_the_shards_are_counted(folder):
@@ -116,7 +116,7 @@ def test_files_beside_the_shards_are_counted(folder):
 
 def test_one_field_of_examples_with_several_images(tmp_path):
     # github.com/webdataset/webdataset/issues/20 and github.com/huggingface/datasets/issues/7055
-    path = write_tar(tmp_path / "x.tar", [(f"{k}.{side}.png", picture()) for k in "ab" for side in ("left", "right")])
+    path = write_tar(tmp_path / "x.tar", [(f"{k}.{side}.png", png()) for k in "ab" for side in ("left", "right")])
     assert names_of(open_all(path)) == ["a.left.png", "a.right.png", "b.left.png", "b.right.png"]
     assert names_of(open_all(path, "right.png")) == ["a.right.png", "b.right.png"]
     assert left_out(path, "right.png") == {"not of the field right.png": 2}
@@ -132,16 +132,16 @@ def test_an_image_that_is_damaged_later_is_a_bad_image(folder):
 
 # ------------------------------------------------------------------------------------------------------------ odd files
 def dotted(path):
-    return write_tar(path, [("some/22.0/1.1.png", picture()), ("some/22.0/235342 Track 2.0.jpg", picture())])
+    return write_tar(path, [("some/22.0/1.1.png", png()), ("some/22.0/235342 Track 2.0.jpg", png())])
 
 
 def from_a_mac(path):
     hidden = [("photos/._a.png", b"\0\5\26\7"), ("__MACOSX/photos/._a.png", b"x"), ("photos/.DS_Store", b"x")]
-    return write_tar(path, [*hidden, ("photos/a.png", picture())])
+    return write_tar(path, [*hidden, ("photos/a.png", png())])
 
 
 def linked(path):
-    with tarfile.open(write_tar(path, [("a.png", picture())]), "a") as archive:
+    with tarfile.open(write_tar(path, [("a.png", png())]), "a") as archive:
         for name, kind in {"b.png": tarfile.LNKTYPE, "c.png": tarfile.SYMTYPE, "d.png": tarfile.FIFOTYPE}.items():
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "a.png"
@@ -152,17 +152,17 @@ def linked(path):
 def with_folders(path):
     with tarfile.open(path, "w") as archive:
         (path.parent / "photos.png").mkdir()
-        (path.parent / "photos.png" / "a.png").write_bytes(picture())
+        (path.parent / "photos.png" / "a.png").write_bytes(png())
         archive.add(path.parent / "photos.png", "./photos.png")
     return path
 
 
 def long_names(path):
-    return write_tar(path, [(f"{'long/' * 60}ü{'x' * 100}.png", picture())], pack_format=tarfile.PAX_FORMAT)
+    return write_tar(path, [(f"{'long/' * 60}ü{'x' * 100}.png", png())], pack_format=tarfile.PAX_FORMAT)
 
 
 def gnu_names(path):
-    return write_tar(path, [(f"{'long/' * 60}{'x' * 100}.png", picture())], pack_format=tarfile.GNU_FORMAT)
+    return write_tar(path, [(f"{'long/' * 60}{'x' * 100}.png", png())], pack_format=tarfile.GNU_FORMAT)
 
 
 def sparse(path):
@@ -176,26 +176,34 @@ def sparse(path):
 
 
 def climbing(path):
-    return write_tar(path, [("../../etc/a.png", picture()), ("/abs/b.png", picture()), ("./c.png", picture())])
+    return write_tar(path, [("../../etc/a.png", png()), ("/abs/b.png", png()), ("./c.png", png())])
 
 
 def empty_first(path):
     write_tar(path.parent / "x" / "0.tar", [])
-    write_tar(path.parent / "x" / "1.tar", [("a.png", picture())])
+    write_tar(path.parent / "x" / "1.tar", [("a.png", png())])
     return path.parent / "x"
 
 
 def huge_text(path):
-    return write_tar(path, [("a.png", picture()), ("a.json", b" " * (tar.MOST_TEXT + 1))])
+    return write_tar(path, [("a.png", png()), ("a.json", b" " * (tar.MOST_TEXT + 1))])
+
+
+def latin_1(path):
+    return write_tar(path, [("caf\udce9.png", png())])
+
+
+def from_windows(path):
+    return write_tar(path, [("photos\\a.png", png())])
 
 
 def other_case(path):
-    return write_tar(path, [("A.JPG", picture()), ("B.Jpeg", picture())])
+    return write_tar(path, [("A.JPG", png()), ("B.Jpeg", png())])
 
 
 def repeated_in_shards(path):
     for shard in "01":
-        write_tar(path.parent / "x" / f"{shard}.tar", [("a.png", picture())])
+        write_tar(path.parent / "x" / f"{shard}.tar", [("a.png", png())])
     return path.parent / "x"
 
 
@@ -215,6 +223,8 @@ REPORTS = {
     "names that lead out of the folder": (climbing, ["etc/a.png", "abs/b.png", "c.png"], {}),
     "webdataset#376: an empty first shard": (empty_first, ["a.png"], {}),
     "a text that is no label": (huge_text, ["a.png"], {"in no image format": 1}),
+    "a name in Latin-1": (latin_1, ["caf?.png"], {}),
+    "macrodata-labs/refiner#124: a path of Windows": (from_windows, ["photos/a.png"], {}),
     "open-edge-platform/anomalib#3058: suffixes in capitals": (other_case, ["A.JPG", "B.Jpeg"], {}),
     "webdataset#327: names repeated in several shards": (repeated_in_shards, ["a.png", "a.png"], {}),
 }
@@ -229,7 +239,7 @@ def test_odd_files_are_used_right(report, tmp_path):
 
 
 def shard(at, count=3):
-    return write_tar(at / "x.tar", [(f"{k}.png", picture(k)) for k in range(count)])
+    return write_tar(at / "x.tar", [(f"{k}.png", png(k)) for k in range(count)])
 
 
 def rewritten(change):
@@ -293,6 +303,5 @@ REFUSALS = [
 
 @each(REFUSALS)
 def test_damaged_files_are_refused(case, tmp_path):
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     case.check(tmp_path)
     assert not list((cache_folder() / "tar").glob("*.arrow"))
