@@ -25,7 +25,9 @@ _BENCHMARKS = {
 OWN = "own"
 DATA_SETS = ("digits", "synthetic", *_BENCHMARKS, OWN)
 TABLE_OPTIONS = {
-    "table": TextKey("", "CSV or .jsonl file in root; if empty, labels.csv, or Parquet files if there is none."),
+    "table": TextKey(
+        "", "CSV or .jsonl file in root; if empty, labels.csv, or else metadata.csv, Parquet or tar files."
+    ),
     "label_column": TextKey("labels", "Column of the labels; empty for a table with one column per class."),
 }
 
@@ -56,9 +58,12 @@ def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
     unless the labels are not in a table.
     """
     data = config.data
-    data.root, data.label_column = options.root, options.label_column
+    data.root = options.root
     layout = find_layout(options.root) if options.root and not options.table else {}
-    data.table, found = layout.get("table", options.table or TABLE), layout.get("name")
+    data.update({"table": options.table or TABLE, **layout})
+    if options.label_column != TABLE_OPTIONS["label_column"].default:
+        data.label_column = options.label_column
+    found = layout.get("name")
     follow(
         config,
         "data.name",

@@ -9,6 +9,7 @@ The readers of `tables` read them.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -33,7 +34,8 @@ _IMAGE = "file_name"
 def find_metadata(place: Place) -> dict[str, str]:
     """Return the keys of `config.data` that read the metadata tables of a place, with values; {} if it has none.
 
-    Raises UserError if it is not clear which table is meant, or which column has the images or the labels.
+    `image_column` and `label_column` are among them if it is clear which ones are meant. Raises UserError if it is not
+    clear which table is meant, or if it is damaged.
     """
     tables = [name for name in place.names if os.path.basename(name) in _SOURCES]
     if not tables:
@@ -41,15 +43,14 @@ def find_metadata(place: Place) -> dict[str, str]:
     folder, name = _join_splits(place, tables)
     path = f"{place.fetch(tables)}/{tables[0]}"
     record = next(_read_records(path), {})
-    image = _find_image_key(record, path)
-    others = {image, find_name(record, SPLIT_COLUMN) or ""}
-    return {
-        "name": _SOURCES[name],
-        "table": os.path.join(folder, name),
-        "images": folder,
-        "image_column": image,
-        "label_column": find_name(record, LABEL_COLUMN) or find_label_column(_schema_of(record), others, path),
-    }
+    layout = {"name": _SOURCES[name], "table": os.path.join(folder, name), "images": folder}
+    with contextlib.suppress(UserError):  # which the reader of the table raises, unless the user names a column
+        layout["image_column"] = image = _find_image_key(record, path)
+        others = {image, find_name(record, SPLIT_COLUMN) or ""}
+        label = find_name(record, LABEL_COLUMN) or find_label_column(_schema_of(record), others, path)
+        if label or name.endswith(".csv"):  # in JSON, an object has a value per class
+            layout["label_column"] = label
+    return layout
 
 
 def is_metadata(path: PathLike) -> bool:
@@ -88,7 +89,7 @@ def _find_image_key(record: Mapping[str, Any], path: PathLike, column: str = "")
         return found
     if column or len(keys) != 1:
         missing = f"columns of images: {abbreviate(keys)}" if keys and not column else f"no column {column or _IMAGE}"
-        raise UserError(f"{path} has {missing} (columns: {abbreviate(list(record))}); name it in data.image_column")
+        raise UserError(f"{path} has {missing} (columns: {abbreviate(list(record))}); name it with --column")
     return keys[0]
 
 
@@ -100,7 +101,7 @@ def _read_records(path: PathLike) -> Iterator[dict[str, Any]]:
             header = read_header(reader, path)
             yield from (dict(zip(header, cells, strict=True)) for _, cells in whole_rows(reader, header, path))
         else:
-            yield from (json.loads(line) for line in file if line.strip())
+            yield from (dict(json.loads(line)) for line in file if line.strip())
 
 
 def _schema_of(record: Mapping[str, Any]) -> Any:
