@@ -213,6 +213,12 @@ REFUSALS = [
             "an example with several images, a.1.png and a.2.png",
             "data.image_column",
         ),
+        (
+            "ray-project/ray#48643, webdataset#286: a repeated name",
+            lambda at: write_tar(at / "train.tar", [*example("a", label=["x"]), ("a.png", png(1))]).parent,
+            {},
+            "an example with several images, a.png and a.png",
+        ),
         ("nothing labeled", lambda at: shard(at, example("a")), {}, "has no labeled image (1 image without labels)"),
         ("an empty shard", shard, {}, "has no images of split train"),
         ("no shard", lambda at: at, {}, "has no tar files"),

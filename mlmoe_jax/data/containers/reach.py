@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
 _OPEN_FILES = 256  # each needs a file descriptor, often limited to 1,024 per process
 
 
@@ -69,12 +68,12 @@ class Place:
 def open_place(address: str) -> Place:
     """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
 
-    The address may have ranges of numbers, as in photos/train-{000..127}.tar. Raises UserError if the address cannot be
-    reached, or if a file of a range does not exist.
+    The address may have a range of numbers, as in photos/train-{000..127}.tar. Raises UserError if the address cannot
+    be reached, or if a file of a range does not exist.
     """
-    if found := _RANGE.search(address):
-        folder, _, start = address[: found.start()].rpartition("/")
-        return _choose_range(open_place(folder or "."), start + address[found.start() :])
+    if found := _RANGE.fullmatch(address):
+        folder, start, *numbers, end = found.groups()
+        return _choose_range(open_place(folder or "."), start, tuple(numbers), end)
     if address.startswith(HUB_DATA):
         hub, inside = parse_data_address(address)
         commit = look_up(hub)
@@ -92,22 +91,14 @@ def open_place(address: str) -> Place:
     return Place(address.rstrip("/"), _data_files(names))
 
 
-def _choose_range(place: Place, pattern: str) -> Place:
-    """Return a place with the files of a pattern only."""
-    names = {name.removeprefix(f"{place.inside}/"): name for name in place.names}
-    listed = _expand(pattern)
-    if absent := next((name for name in listed if name not in names), None):
-        raise UserError(f"there is no {absent} in {place.folder}, but in the range {pattern}; correct the range")
-    return replace(place, names=tuple(names[name] for name in listed))
-
-
-def _expand(pattern: str) -> list[str]:
-    if not (found := _RANGE.search(pattern)):
-        return [pattern]
-    first, last = found.groups()
-    numbers = (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
-    parts = (f"{pattern[: found.start()]}{number}{pattern[found.end() :]}" for number in numbers)
-    return list(itertools.chain.from_iterable(map(_expand, parts)))
+def _choose_range(place: Place, start: str, numbers: tuple[str, str], end: str) -> Place:
+    """Return a place with the files of a range of numbers, whose paths have `start` before it and `end` after it."""
+    width, (first, last) = len(numbers[0]), map(int, numbers)
+    start = f"{place.inside}/{start}" if place.inside else start
+    names = tuple(f"{start}{number:0{width}}{end}" for number in range(first, last + 1))
+    if absent := sorted(set(names) - set(place.names)):
+        raise UserError(f"there is no {absent[0]} in {place.folder}; correct the range of numbers")
+    return replace(place, names=names)
 
 
 def _data_files(names: Iterable[str]) -> tuple[str, ...]:

@@ -132,17 +132,11 @@ def count_unused(shard: Shard, title: str, usage: Usage, *, texts: bool) -> None
 
 # --------------------------------------------------------------------------------------------------------------- index
 def _write_index(path: str, title: str, index: Path) -> None:
-    with atomic_file(epath.Path(index)) as partial:
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, _MEMBERS) as writer:
-            members = _read_members(path, title)
-            while rows := list(itertools.islice(members, _AT_ONCE)):
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, _MEMBERS))
-                heartbeat()
-        names = read_index.__wrapped__(str(partial))["name"]
-        if pc.count_distinct(names).as_py() < len(names):
-            counts = names.value_counts().to_pylist()
-            name = next(entry["values"] for entry in counts if entry["counts"] > 1)
-            raise UserError(f"{title} has several members {name}; remove all but one, or write it again")
+    members = _read_members(path, title)
+    with atomic_file(epath.Path(index)) as partial, pa.ipc.new_file(str(partial), _MEMBERS) as writer:
+        while rows := list(itertools.islice(members, _AT_ONCE)):
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, _MEMBERS))
+            heartbeat()
 
 
 def _read_members(path: str, title: str) -> Iterator[dict[str, Any]]:

@@ -93,7 +93,7 @@ def test_the_version_of_an_image_changes_with_its_shard(folder):
     assert before.stamp(100) != after.stamp(100)
 
 
-@pytest.mark.parametrize("address", ["", "/train-{000..002}.tar", "/train-{0..0}0{0..2}.tar"])
+@pytest.mark.parametrize("address", ["", "/train-{000..002}.tar", "/train-00{0..2}.tar"])
 def test_shards_are_named_by_their_folder_or_by_ranges(folder, address):
     assert len(open_all(f"{folder}{address}")) == 300
 
@@ -268,13 +268,6 @@ def as_zip(content):
     return buffer.getvalue()
 
 
-def repeated(at):
-    path = shard(at)
-    with tarfile.open(path, "a") as archive:
-        archive.addfile(tarfile.TarInfo("1.png"))
-    return path
-
-
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
 REFUSALS = [
     Refusal(name, make, open_all, *says, writes=True)
@@ -295,8 +288,7 @@ REFUSALS = [
         ("a pointer of Git LFS", rewritten(lambda x: LFS), "x.tar is not an uncompressed tar file"),
         ("an empty file", rewritten(lambda x: b""), "x.tar is not an uncompressed tar file (empty file)"),
         ("a compressed file", named("x.tar.gz", gzip.compress), "x.tar.gz is compressed", "unpack it to a .tar file"),
-        ("ray-project/ray#48643, webdataset#286: a repeated name", repeated, "x.tar has several members 1.png"),
-        ("img2dataset#174: a gap in a range", lambda at: f"{shard(at).parent}/{{x..y}}{{0..1}}.tar", "there is no"),
+        ("img2dataset#174: a gap in a range", lambda at: f"{shard(at).parent}/x{{0..1}}.tar", "there is no x0.tar in"),
     )
 ]
 
