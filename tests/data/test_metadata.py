@@ -141,6 +141,12 @@ REFUSALS = [
             "metadata.jsonl is damaged",
         ),
         ("an object that is cut", broken(JSONL[:90], "metadata.jsonl"), "metadata.jsonl line 2"),
+        ("a row with too many cells", broken("file_name,labels\na.png,sea,sand\n"), "line 2 has 3 cells"),
+        (
+            "a cell with parts of several types",
+            broken('{"file_name": "a.png", "size": [1, "a"], "labels": [1]}\n', "metadata.jsonl"),
+            "metadata.jsonl line 1 has the label 1",
+        ),
         ("an empty table", broken(""), "metadata.csv is empty"),
         ("a list instead of an object", broken("[1, 2]\n", "metadata.jsonl"), "metadata.jsonl"),
         ("UTF-16", lambda at: (at / "metadata.csv").write_bytes("file_name".encode("utf-16")) and at, "is not UTF-8"),

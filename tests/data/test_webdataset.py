@@ -164,6 +164,21 @@ def test_one_field_of_several_images_is_chosen(tmp_path):
     assert "1 without an image (train.tar#b.json)" in sentences(split)
 
 
+def test_shards_in_a_store(tmp_path):
+    """A store has no file to map; ranges of it are read."""
+    fsspec = pytest.importorskip("fsspec")
+    local = shard(tmp_path, example("a", label=["sea"]), example("b", label=["sand"]))
+    store = fsspec.filesystem("memory")
+    store.pipe("/shards/train-000.tar", (local / "train.tar").read_bytes())
+    try:
+        split = of("memory://shards")
+        assert split.ids == ["train-000.tar#a.png", "train-000.tar#b.png"]
+        assert split.images.name(1) == "memory://shards/train-000.tar#b.png"
+        assert split.images.encoded(1) == png()
+    finally:
+        store.rm("/shards", recursive=True)
+
+
 def caption(at):
     return shard(at, *(example(k, "txt", "a dog, on a beach") for k in "ab"))
 
@@ -175,12 +190,12 @@ def json_of(at, text):
 REFUSALS = [
     Refusal(name, make, lambda root, keys=keys: of(root, **keys), *says, writes=True)
     for name, make, keys, *says in (
-        ("captions are no labels", caption, {}, "has no column that is known to hold labels (columns: txt)"),
+        ("captions are no labels", caption, {}, "has no column of labels (columns: txt)"),
         (
             "rom1504/img2dataset#31: captions and an object without labels",
             lambda at: shard(at, [*example("a", "txt", "a dog"), ("a.json", '{"url": "x", "caption": "a dog"}')]),
             {},
-            "train.tar has no column that is known to hold labels",
+            "train.tar has no column of labels",
             "name it with data.label_column",
         ),
         ("a key that is missing", lambda at: json_of(at, '{"x": 1}'), {"label_column": "tag"}, "has no column 'tag'"),
@@ -203,7 +218,7 @@ REFUSALS = [
             "a number that is too large",
             lambda at: shard(at, example("a", "cls", "3"), classes="a\nb\n"),
             {"classes": "names.txt"},
-            "train.tar#a.png has the labels 3",
+            "train.tar#a.png, with the labels 3",
             "from 0 to 1",
         ),
         (

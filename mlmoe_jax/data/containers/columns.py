@@ -107,3 +107,13 @@ def class_names(feature: Any) -> Sequence[str] | None:
 
 def _kind(feature: Any) -> str:
     return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
+
+
+def infer_type(cell: Any) -> pa.DataType:
+    """Return the type of a column with a cell; null if the cell has parts of several types."""
+    import pyarrow as pa
+
+    try:
+        return pa.scalar(cell).type
+    except (pa.ArrowException, OverflowError):
+        return pa.null()

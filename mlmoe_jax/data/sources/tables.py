@@ -153,7 +153,7 @@ def read_csv(given: LabelInput) -> LabelRows:
     """
     path, config = given.path, given.config
     with open_text(path) as file:
-        header = read_header(csv.reader(file, skipinitialspace=True), path)
+        header = _read_header(csv.reader(file, skipinitialspace=True), path)
     image = find_column(header, config.image_column, "data.image_column", path)
     group = config.group_column
     group = find_column(header, group, "data.group_column", path) if group else None
@@ -177,7 +177,7 @@ def _csv_rows(
     path, (image, split, group) = given.path, columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
-        header = read_header(reader, path)
+        header = _read_header(reader, path)
         for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns if at is not None]):
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
@@ -190,8 +190,7 @@ def _csv_rows(
             )
 
 
-def read_header(reader: Iterator[list[str]], path: PathLike) -> list[str]:
-    """Return the names of the columns of a CSV table; UserError if it is empty, or two columns have one name."""
+def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
     header = [formats.unescape_cell(compose(name.strip())) for name in next(filter(None, reader), [])]
     if not header or (repeated := first_repeated(header)):
         wrong = f"has two columns '{repeated}'" if header else "is empty"
@@ -286,7 +285,7 @@ def whole_rows(
 def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield (line number, cells of the columns `names`) of each row of a CSV; UserError if a column is missing."""
     reader = csv.reader(text.splitlines())
-    header = read_header(reader, path)
+    header = _read_header(reader, path)
     columns = [find_column(header, name, "its format", path) for name in names]
     for line, cells in whole_rows(reader, header, path):
         yield line, tuple(cells[column] for column in columns)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mlmoe_jax.data.containers.columns import infer_type
 from mlmoe_jax.data.containers.tar import (
     Shard,
     count_unused,
@@ -66,20 +67,12 @@ def _plan_shard(name: str, split: str | None, given: LabelInput) -> Plan | None:
     for key, cell in itertools.chain.from_iterable(map(dict.items, records)):
         if cells.get(key) is None:
             cells[key] = cell
-    schema = pa.schema([(key, _TYPES.get(key) or _type_of(cell)) for key, cell in cells.items()])
+    schema = pa.schema([(key, _TYPES.get(key) or infer_type(cell)) for key, cell in cells.items()])
     return plan_columns(schema, "", name, split, given)
 
 
 def _open(given: LabelInput) -> Shard:
     return open_shard(f"{given.path}", f"{given.path}", stated_column(given.config))
-
-
-def _type_of(cell: Any) -> pa.DataType:
-    """Return the type of a cell; null if it has parts of several types."""
-    try:
-        return pa.scalar(cell).type
-    except pa.ArrowException:
-        return pa.null()
 
 
 def _read_rows(plan: Plan) -> Iterator[ImageRow]:
