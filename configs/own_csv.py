@@ -48,7 +48,7 @@ BACKBONE_RATES = {"cnn": 0.1, "vit": 3e-3}  # of a trained backbone, as factors 
 def get_config(arg="", run=None):
     options = parse_arg(
         arg,
-        root=PathKey("", "Folder of the images and the table."),
+        root=PathKey("", "Folder of the images and their labels, or an address such as hf://datasets/USER/NAME."),
         **TABLE_OPTIONS,
         backbone=TextKey(
             "",

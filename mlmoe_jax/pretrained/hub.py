@@ -1,4 +1,4 @@
-"""Files on the Hugging Face hub: weights of backbones, and trained models (`hf:user/name` or `hf:user/name@revision`).
+"""Files of models on the Hugging Face hub: weights of backbones, and trained models (`hf:user/name@revision`).
 
 The content of a repository may come from anybody. Of a trained model, only files with known names are downloaded, each
 and only up to a fixed size, into a cache folder that is named by the commit. All other content is ignored.
@@ -6,59 +6,23 @@ and only up to a fixed size, into a cache folder that is named by the commit. Al
 
 from __future__ import annotations
 
-import contextlib
-import re
 import urllib.parse
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, file_sha256
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained, file_sha256
 from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
+from mlmoe_jax.runtime.hub import COMMIT, Address, hub_errors_explained, open_hub, require_commit
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
-from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoSibling
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_REPOSITORY = re.compile(rf"{_PART}/{_PART}")
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
-
-@dataclass(frozen=True)
-class Address:
-    """The address of a model on the hub: a repository, user/name, and a branch, tag or commit of it."""
-
-    repository: str
-    revision: str = "main"
-
-    def __str__(self) -> str:
-        return f"{HUB}{self.repository}{'' if self.revision == 'main' else f'@{self.revision}'}"
-
-
-def parse_address(text: str) -> Address:
-    """Parse `hf:user/name` or `hf:user/name@revision`, where `hf:` may be missing; UserError for invalid names."""
-    repository, at, revision = text.removeprefix(HUB).partition("@")
-    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise UserError(
-            f"'{printable(repository, 200)}' is not the name of a model on the hub; write USER/NAME, as in ada/birds"
-        )
-    if not at:
-        return Address(repository)
-    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
-        raise UserError(f"'{printable(revision, 200)}' is not the name of a branch, a tag or a commit on the hub")
-    return Address(repository, revision)
-
-
-# ---------------------------------------------------------------------------------------------------------- download
 def download_file(repository: str, name: str, folder: Path) -> Path:
     """Download one file from the main branch of a repository, and return its path below `folder`.
 
@@ -100,7 +64,7 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
             _download(address, commit, wanted, Path(models / commit))
             models.write_text(revision, commit)
     except NoAnswer as error:
-        if not _COMMIT.fullmatch(known):
+        if not COMMIT.fullmatch(known):
             raise UserError(
                 f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf "
                 f"download {address.repository} --local-dir=FOLDER` and set --workdir=FOLDER"
@@ -132,9 +96,7 @@ def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
         about = open_hub().model_info(
             address.repository, revision=address.revision, files_metadata=True, timeout=TIMEOUT
         )
-    if not _COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
-        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    return about.sha, {file.rfilename: file for file in about.siblings or ()}
+    return require_commit(about.sha, address), {file.rfilename: file for file in about.siblings or ()}
 
 
 def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
@@ -157,44 +119,3 @@ def _download(address: Address, commit: str, files: Iterable[RepoSibling], folde
         if path.stat().st_size != file.size or (file.lfs and file_sha256(path) != file.lfs.sha256):
             path.unlink()
             raise UserError(f"the {file.rfilename} of {address} has another size or sha256 than on the hub; try again")
-
-
-def open_hub() -> HfApi:
-    """Return the client of the hub."""
-    from huggingface_hub import HfApi  # here, because only a few commands need it
-
-    return HfApi(library_name="mlmoe_jax", library_version=__version__)
-
-
-@contextlib.contextmanager
-def hub_errors_explained(address: Address) -> Iterator[None]:
-    """Return a context that converts exceptions of huggingface_hub to Refused or NoAnswer. Messages have no token."""
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each major version of the library has other types of errors
-        # LocalEntryNotFoundError hides the response of the hub.
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
-        raise _failure(cause or error, address) from error
-
-
-def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
-    """Convert an exception of huggingface_hub to an error that states the cause and, if there is one, a remedy."""
-    from huggingface_hub import errors
-
-    repository, page = address.repository, f"https://huggingface.co/{address.repository}"
-    if not isinstance(error, errors.HfHubHTTPError):
-        return NoAnswer(f"the hub cannot be reached ({reason_of(error)})")
-    code = error.response.status_code
-    if code >= 500 or code in (408, 429):
-        return NoAnswer(f"the hub responds with {code}")
-    if isinstance(error, errors.GatedRepoError):
-        return Refused(f"access to {address} has to be requested at {page}; then {LOGIN}")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return Refused(f"the model {repository} has no revision '{address.revision}'; see {page}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return Refused(f"the hub has no model {repository}, or it is private: check the name, or {LOGIN}")
-    return Refused(f"the hub refuses {address} with the status {code}; {LOGIN} with a token that has access")

@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.pretrained import hub
+from mlmoe_jax.pretrained.hub import fetch_model
 from mlmoe_jax.runs.checkpoint import Restored
 from mlmoe_jax.runs.folder import (
     ADAPTER,
@@ -41,6 +41,7 @@ from mlmoe_jax.runs.folder import (
 )
 from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA, open_regular
 from mlmoe_jax.runtime.formats import read_header
+from mlmoe_jax.runtime.hub import parse_address
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -82,7 +83,7 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
             raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {known}")
         return RunFolder(_DEMOS / name)
     if text.startswith(HUB):
-        return RunFolder(hub.fetch_model(hub.parse_address(text), FILES, _REQUIRED))
+        return RunFolder(fetch_model(parse_address(text), FILES, _REQUIRED))
     return RunFolder(location)
 
 

@@ -28,6 +28,7 @@ MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest publishe
 
 # Prefixes of names that are not paths: models on the Hugging Face hub, and models and data of installed packages.
 HUB, DEMO = "hf:", "demo:"
+HUB_DATA = "hf://datasets/"  # of data sets on the hub
 
 _SAVED = (".csv", ".tsv", ".txt", ".jsonl", ".yaml", ".yml")  # text that people save, in the encoding of their program
 _LONGEST_NAME = 255  # bytes, on common file systems

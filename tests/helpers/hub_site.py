@@ -33,7 +33,8 @@ def refuse(status: int, code: str = "") -> http.Response:
 
 
 class Hub:
-    """The hub. repositories: name -> branch -> file -> content; private: those that need the token.
+    """The hub. repositories: name -> branch -> file -> content; private: those that need the token. The name of a data
+    set begins with datasets/.
 
     fail: part of a path -> (status, error code) of the response. lies: file, or "" for the model -> what the hub says.
     requests: (method, path, body).
@@ -58,6 +59,8 @@ class Hub:
                 return self.create(json.loads(body)) if known else refuse(401)
             case ["api", "validate-yaml"]:
                 return reply()
+            case ["api", "datasets", user, name, *action] | ["datasets", user, name, *action]:
+                repository = f"datasets/{user}/{name}"
             case ["api", "models", user, name, *action] | [user, name, *action]:
                 repository = f"{user}/{name}"
         if repository not in self.repositories or (repository in self.private and not known):
@@ -85,7 +88,7 @@ class Hub:
             return refuse(404, "RevisionNotFound")
         files = branches[branch]
         if name in files:
-            headers = {"X-Repo-Commit": commits[branch], "ETag": '"tag"'}
+            headers = {"X-Repo-Commit": commits[branch], "ETag": f'"{sha256(files[name])}"'}
             return http.Response(200, content=files[name], headers=headers)
         if name:
             return refuse(404, "EntryNotFound")

@@ -21,8 +21,8 @@ from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.adapters.catalog import active_adapters, describe_adapters
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.pretrained.hub import Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
+from mlmoe_jax.runtime.hub import Address
 from mlmoe_jax.runtime.text import percent
 from mlmoe_jax.runtime.version import __version__
 

@@ -16,11 +16,11 @@ from mlmoe_jax.config import portable
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
-from mlmoe_jax.pretrained.hub import Address, parse_address
 from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
+from mlmoe_jax.runtime.hub import Address, parse_address
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import atomic_folder, edit_note, require_new

@@ -8,8 +8,8 @@ from pathlib import Path
 from huggingface_hub import get_token
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.hub import LOGIN, Address, hub_errors_explained, open_hub
 from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer
+from mlmoe_jax.runtime.hub import LOGIN, Address, hub_errors_explained, open_hub
 
 
 def require_token() -> None:

@@ -21,6 +21,7 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
 REGULAR = 0.75  # share of equal steps in the numbers of a sequence
+_CONTAINER = re.compile(r".*\.(tar|parquet)#")  # before the name of an image in it
 
 Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and a sentence about these labels
 
@@ -54,7 +55,8 @@ def name_sequences(splits: Sequence[Split]) -> list[str]:
     numbers: dict[str, set[int]] = defaultdict(set)
     names = [name for split in splits if split.groups is None for name in split.ids]
     for name in names:
-        if found := re.fullmatch(r"(.*?\D)(\d+)(\.\w+)?", name):
+        member = _CONTAINER.sub("", name)  # files of a container are no sequences
+        if found := re.fullmatch(r"(.*?\D)(\d+)(\.\w+)?", member):
             numbers[found[1]].add(int(found[2]))
     others = {_letters(name) for name in (*splits[0].classes, *(split.name for split in splits))}
     sequences = {

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict, FieldReference
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.data.sources import catalog
+from mlmoe_jax.data.sources.own_layout import TABLE, find_layout
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, TextKey
 
@@ -24,7 +25,9 @@ _BENCHMARKS = {
 OWN = "own"
 DATA_SETS = ("digits", "synthetic", *_BENCHMARKS, OWN)
 TABLE_OPTIONS = {
-    "table": TextKey("labels.csv", "CSV or .jsonl file in root."),
+    "table": TextKey(
+        "", "CSV or .jsonl file in root; if empty, labels.csv, or else metadata.csv, Parquet or tar files."
+    ),
     "label_column": TextKey("labels", "Column of the labels; empty for a table with one column per class."),
 }
 
@@ -49,13 +52,24 @@ class _DataSetKey(ChoiceKey):
 
 
 def use_own_images(config: ConfigDict, options: ConfigDict) -> None:
-    """Set a folder of images and a table of their labels, in place. No image is held out.
+    """Set a folder of images and their labels, in place. No image is held out.
 
-    `options` has a value for `root` and for each of TABLE_OPTIONS. `data.name` follows the suffix of `data.table`.
+    `options` has a value for `root` and for each of TABLE_OPTIONS. `data.name` follows the suffix of `data.table`,
+    unless the labels are not in a table.
     """
     data = config.data
-    data.root, data.table, data.label_column = options.root, options.table, options.label_column
-    follow(config, "data.name", lambda table: "jsonl" if table.endswith(".jsonl") else "csv", "data.table")
+    data.root = options.root
+    layout = find_layout(options.root) if options.root and not options.table else {}
+    data.update({"table": options.table or TABLE, **layout})
+    if options.label_column != TABLE_OPTIONS["label_column"].default:
+        data.label_column = options.label_column
+    found = layout.get("name")
+    follow(
+        config,
+        "data.name",
+        lambda table: found if found and table == TABLE else "jsonl" if table.endswith(".jsonl") else "csv",
+        "data.table",
+    )
     data.test_splits = ()
     data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
 

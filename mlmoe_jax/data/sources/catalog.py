@@ -14,12 +14,13 @@ from mlmoe_jax.runtime.registry import Component, Registry, component
 if TYPE_CHECKING:
     from mlmoe_jax.data.sources.source import DataSource
 
+_IMAGES = PathKey("", "Folder of the images, below data.root; may contain {split}; if empty, data.root.")
 _FILES = {
     "table": PathKey(
         "{split}.csv",
         "File (sidecar, wd_tagger: folder) of the labels, below data.root; may contain {split}.",
     ),
-    "images": PathKey("", "Folder of the images, below data.root; may contain {split}; if empty, data.root."),
+    "images": _IMAGES,
 }
 _CLASSES = {
     "classes": PathKey(
@@ -28,15 +29,17 @@ _CLASSES = {
         "empty, the names in the table.",
     )
 }
+IMAGE_COLUMN, LABEL_COLUMN = "image", "labels"
 _COLUMNS = {
-    "image_column": TextKey("image", "Column or key of the image's path."),
+    "image_column": TextKey(IMAGE_COLUMN, "Column or key of the image's path; in parquet, of its path or content."),
     "label_column": TextKey(
-        "labels",
+        LABEL_COLUMN,
         "Column or key of the label names; if empty, a column per class has 1, 0, or nothing for unknown; for "
         "label_studio, name of the Choices.",
     ),
 }
 _GROUPS = {"group_column": TextKey("", "Column or key of the image's group, such as its patient; no group is divided.")}
+_SEPARATOR = {"separator": TextKey(";", "Text between two label names.")}
 _TABLE = {**_FILES, **_CLASSES, **_COLUMNS, **_GROUPS}
 
 
@@ -62,10 +65,12 @@ DATA_SETS: Registry[DataSource] = Registry(
         "vg500": component("mlmoe_jax.data.sources.visual_genome:VG500", **_CLASSES),
         "chestxray14": "mlmoe_jax.data.sources.chest:CHESTXRAY14",
         "chexpert": "mlmoe_jax.data.sources.chest:CHEXPERT",
-        "csv": component(
-            "mlmoe_jax.data.sources.tables:CSV", **_TABLE, separator=TextKey(";", "Text between two label names.")
-        ),
+        "csv": component("mlmoe_jax.data.sources.tables:CSV", **_TABLE, **_SEPARATOR),
         "jsonl": component("mlmoe_jax.data.sources.tables:JSONL", **_TABLE),
+        "parquet": component("mlmoe_jax.data.sources.parquet:PARQUET", **_CLASSES, **_COLUMNS, **_GROUPS, **_SEPARATOR),
+        "webdataset": component(
+            "mlmoe_jax.data.sources.webdataset:WEBDATASET", **_CLASSES, **_COLUMNS, **_GROUPS, **_SEPARATOR
+        ),
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": component("mlmoe_jax.data.sources.coco:COCO_JSON", **_FILES),
         **{name: _labeling_tool(name) for name in FORMATS},

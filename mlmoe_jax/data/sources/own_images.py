@@ -59,7 +59,7 @@ def open_own_images(
     with damage_explained(path):
         rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
         opened = select_split(rows, listing, classes or own_classes, usage)
-    _require_groups_and_paths(opened, path, data_config.group_column)
+    require_groups_and_paths(opened, path, data_config.group_column)
     rest = [name for name, found in split_of_file.items() if found is None]
     if rest and split == data_config.train_split:
         opened = replace(opened, usage=(*opened.usage, _count_rest(read_rows, data_config, root, rest)))
@@ -105,7 +105,7 @@ def _count_rest(read_rows: ReadRows, data_config: ConfigDict, root: Path, names:
     return usage
 
 
-def _require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
+def require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
     """Raise UserError if no image has a group in `group_column`, a group is a text like nan, or a path is absolute."""
     if group_column and split.groups is None:
         raise UserError(

@@ -70,8 +70,12 @@ def _row(folder: Path, image: str, name_of_spelling: dict[str, str], name_of_num
     lines = list(filter(None, map(str.strip, text.splitlines())))
     if any(map(_BOX.fullmatch, lines)):
         return ImageRow(image, dict.fromkeys(_read_boxes(lines, name_of_number, path), POSITIVE))
-    tags = filter(None, map(str.strip, re.split("[,\n]", text)))
-    return ImageRow(image, {name_of_spelling.get(tag, tag): POSITIVE for tag in tags})
+    return ImageRow(image, {name_of_spelling.get(tag, tag): POSITIVE for tag in split_tags(text)})
+
+
+def split_tags(text: str) -> list[str]:
+    """Return the tags in a text, between commas or in lines."""
+    return list(filter(None, map(str.strip, re.split("[,\n]", text))))
 
 
 def _read_boxes(lines: Sequence[str], name_of_number: dict[str, str], path: Path) -> list[str]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.containers.reach import open_place
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import PathLike, read_bytes
+from mlmoe_jax.runtime.files import HUB_DATA, PathLike, read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
 DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the working directory
@@ -117,10 +118,13 @@ def difficult_treatment(data_config: ConfigDict, split: str) -> str:
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of the user's own images; UserError if it does not exist.
+    """Return the folder `data.root` of the user's own images, downloaded from the hub; UserError if it does not exist.
 
     `holds` describes the expected content of the folder in the error.
     """
+    if data_config.root.startswith(HUB_DATA):
+        place = open_place(data_config.root)
+        return Path(place.fetch(place.names))
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         raise UserError(

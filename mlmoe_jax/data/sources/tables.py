@@ -93,7 +93,7 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                 if labels is None and "error" in record:  # a prediction of an image that could not be read
                     row = ImageRow(image, None, line=line)
                 else:
-                    row = _make_row(image, labels, *others, line)
+                    row = make_row(image, labels, *others, line)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
@@ -101,7 +101,7 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
             yield row
-    _note_unused(given.usage, "key", known, {find_name(known, name) for name in names})
+    note_unused(given.usage, "key", known, {find_name(known, name) for name in names})
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> ImageRow:
+def make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> ImageRow:
     """Convert the JSON values of a line to a row. A value of another form raises an exception of any type."""
     if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
@@ -138,7 +138,7 @@ def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike)
     return header.index(column)
 
 
-def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collection[str | None]) -> None:
+def note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collection[str | None]) -> None:
     """Add a note about columns or keys that are not used to the account of a table."""
     if unused := [column for column in columns if column not in used]:
         shown = [column or "one without a name" for column in unused]
@@ -164,10 +164,10 @@ def read_csv(given: LabelInput) -> LabelRows:
         labels = find_column(header, config.label_column, "data.label_column (empty: a column per class)", path)
         classes, used, read_labels = None, (header[labels],), _names_reader(labels, config.separator, path)
     else:
-        classes = used = _class_columns(others, given)
+        classes = used = class_columns(others, given)
         read_labels = _codes_reader(header, classes, path)
     given.usage.unit = "row"
-    _note_unused(given.usage, "column", others, used)
+    note_unused(given.usage, "column", others, used)
     return _csv_rows(given, columns, read_labels, bool(classes)), classes
 
 
@@ -291,7 +291,7 @@ def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tu
         yield line, tuple(cells[column] for column in columns)
 
 
-def _class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
+def class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
     """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
     path, classes = given.path, given.classes
     if not columns or "" in columns:

@@ -70,6 +70,9 @@ def test_classes_without_positives_or_others_are_a_warning():
         ([f"{label}/{n}.png" for label in CLASSES for n in range(9)], ""),
         ([f"{label.upper()}.{n}.png" for label in CLASSES for n in range(9)], ""),
         ([f"{year}_{n:06}" for year in (2007, 2008) for n in (15, 16, 23, 41, 44, 58)], ""),
+        ([f"train-{s:03}.tar#{n:04}.jpg" for s in range(3) for n in range(5 * s, 5 * s + 5)], ""),
+        ([f"{s}.parquet#{n}" for s in range(3) for n in range(5)], ""),
+        ([f"0.tar#clip{c}_{n}.jpg" for c in range(3) for n in range(5)], "15 images in 3 sequences by name (clip0_…"),
         ([*(f"clip{c}_{n}" for c in range(2) for n in range(4)), *map(str, range(9))], ""),
     ],
 )

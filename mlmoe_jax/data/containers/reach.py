@@ -1,0 +1,178 @@
+"""The files at an address: a local path, a data set of the Hugging Face hub, or a store that fsspec knows.
+
+photos, photos/1.parquet            on this machine
+hf://datasets/USER/NAME             on the hub, in its cache; NAME@REVISION, and NAME/FOLDER or NAME/CONFIGURATION
+gs://bucket/photos, s3://…          in an object store, read in place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from mlmoe_jax.data.containers.hub_data import Commit, fetch, look_up
+from mlmoe_jax.data.image_search import is_skipped, list_files
+from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.runtime.files import HUB_DATA, open_regular
+from mlmoe_jax.runtime.hub import parse_data_address
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
+_RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
+_OPEN_FILES = 256  # each needs a file descriptor, often limited to 1,024 per process
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files at an address.
+
+    Attributes:
+      folder: path or address of a folder.
+      names: sorted paths of files below the folder, without hidden ones, and without those that other programs write
+        beside data, such as _SUCCESS.
+      inside: the file that the address names, or on the hub a file, a folder or a configuration; "" for all files.
+      commit: for a data set of the hub, where its files are.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    inside: str = ""
+    commit: Commit | None = None
+
+    @property
+    def hint(self) -> str:
+        """A clause on the copy in Parquet files that the hub makes of a data set with a loading script; or ""."""
+        if not (self.commit and any(name.endswith(".py") for name in self.names)):
+            return ""
+        return f", but a loading script, which is not run; try {self.folder}@refs/convert/parquet"
+
+    def fetch(self, names: Sequence[str]) -> str:
+        """Return the folder of the files `names`, to which files of the hub are downloaded."""
+        return fetch(self.commit, names) if self.commit else self.folder
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file; UserError if it cannot be read."""
+        with explained(f"{self.folder}/{name}"), open_source(f"{self.fetch([name])}/{name}") as file:
+            return file.read()
+
+
+def open_place(address: str) -> Place:
+    """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
+
+    The address may have a range of numbers, as in photos/train-{000..127}.tar. Raises UserError if the address cannot
+    be reached, or if a file of a range does not exist.
+    """
+    if found := _RANGE.fullmatch(address):
+        folder, start, *numbers, end = found.groups()
+        return _choose_range(open_place(folder or "."), start, tuple(numbers), end)
+    if address.startswith(HUB_DATA):
+        hub, inside = parse_data_address(address)
+        commit = look_up(hub)
+        return Place(f"{hub}", _data_files(commit.names), inside, commit)
+    address = os.path.expanduser(address)
+    if "://" in address:
+        names = _find_remote(address)
+    elif os.path.isdir(address):
+        names = list_files(address, Usage(address, "file"))
+    else:
+        names = [""] if os.path.isfile(address) else []
+    if names == [""]:  # it is a file
+        folder, name = os.path.split(address)
+        return Place(folder or ".", (name,), name)
+    return Place(address.rstrip("/"), _data_files(names))
+
+
+def _choose_range(place: Place, start: str, numbers: tuple[str, str], end: str) -> Place:
+    """Return a place with the files of a range of numbers, whose paths have `start` before it and `end` after it."""
+    width, (first, last) = len(numbers[0]), map(int, numbers)
+    start = f"{place.inside}/{start}" if place.inside else start
+    names = tuple(f"{start}{number:0{width}}{end}" for number in range(first, last + 1))
+    if absent := sorted(set(names) - set(place.names)):
+        raise UserError(f"there is no {absent[0]} in {place.folder}; correct the range of numbers")
+    return replace(place, names=names)
+
+
+def _data_files(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if not any(map(_is_beside, name.split("/")))))
+
+
+def _is_beside(name: str) -> bool:
+    return name.startswith("_") or is_skipped(name)
+
+
+def open_source(address: str) -> BinaryIO:
+    """Open a file with random access at a path or an address that is not of the hub.
+
+    Raises OSError if it is local and cannot be read, otherwise UserError.
+    """
+    if "://" not in address:
+        return open_regular(address)
+    with explained(address):
+        system, path = _file_system(address)
+        return system.open(path, "rb")
+
+
+def read_range(address: str, start: int, size: int) -> bytes:
+    """Return `size` bytes of a file from the position `start` on. Threads may call it; OSError if the file is shorter.
+
+    The last local files stay open.
+    """
+    if "://" in address:
+        with explained(address):
+            system, path = _file_system(address)
+            content = system.cat_file(path, start, start + size)
+    else:
+        content = _open_local(address).read_at(size, start)
+    if len(content) < size:
+        raise OSError(errno.EIO, "its file has become shorter")
+    return content
+
+
+@functools.lru_cache(maxsize=_OPEN_FILES)
+def _open_local(path: str) -> pa.OSFile:
+    import pyarrow as pa  # here, because --help does without it
+
+    return pa.OSFile(path)
+
+
+def version_of(address: str) -> str:
+    """Return a text that identifies a file and its version: it changes if the file changes."""
+    with explained(address):
+        system, path = _file_system(address)
+        return f"{path} {system.ukey(path)}"
+
+
+def _find_remote(address: str) -> list[str]:
+    """Return the paths of all files below an address; [""] if it is a file."""
+    with explained(address):
+        system, path = _file_system(address)
+        return [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in system.find(path)]
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs  # here, because --help does without it
+
+    return url_to_fs(address)
+
+
+@contextlib.contextmanager
+def explained(address: str) -> Iterator[None]:
+    """Convert the errors of a store, whose libraries raise their own types, to a UserError with the address."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        package = _PACKAGES.get(address.partition("://")[0], "")
+        if isinstance(error, ImportError) and package:
+            raise UserError(f"{address} needs the package {package}; run `pip install {package}`") from error
+        raise UserError(f"cannot read {address}: {reason_of(error)}") from error

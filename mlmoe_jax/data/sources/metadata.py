@@ -1,0 +1,73 @@
+"""Tables of metadata beside images as a data set, which the readers of `tables` read, see `containers.metadata_tables`.
+
+photos/metadata.csv          # one table
+photos/train/metadata.csv    # or one per folder of a split
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mlmoe_jax.data.containers.columns import find_label_column, infer_type
+from mlmoe_jax.data.containers.metadata_tables import METADATA, find_image_key, read_records
+from mlmoe_jax.data.containers.reach import Place
+from mlmoe_jax.data.names import STANDARD_SPLITS, find_name, split_key
+from mlmoe_jax.data.sources.catalog import LABEL_COLUMN
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN
+from mlmoe_jax.data.sources.tables import CODE_OF_CELL
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.text import abbreviate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def find_metadata(place: Place) -> dict[str, str]:
+    """Return the keys of `config.data` that read the metadata tables of a place, with values; {} if it has none.
+
+    `image_column` and `label_column` are among them if it is clear which ones are meant. Raises UserError if it is not
+    clear which table is meant, or if it is damaged.
+    """
+    tables = [name for name in place.names if os.path.basename(name) in METADATA]
+    if not tables:
+        return {}
+    folder, name = _join_splits(place, tables)
+    path = f"{place.fetch(tables)}/{tables[0]}"
+    record = next(read_records(path), {})
+    layout = {"name": name.partition(".")[2], "table": os.path.join(folder, name), "images": folder}
+    with contextlib.suppress(UserError):  # which the reader of the table raises, unless the user names a column
+        layout["image_column"] = image = find_image_key(record, path)
+        others = {image, find_name(record, SPLIT_COLUMN) or ""}
+        label = find_name(record, LABEL_COLUMN) or find_label_column(_schema_of(record), others, path)
+        if label or name.endswith(".csv"):  # in JSON, an object has a value per class
+            layout["label_column"] = label
+    return layout
+
+
+def _join_splits(place: Place, tables: Sequence[str]) -> tuple[str, str]:
+    """Return the folder and the name of the tables, with {split} in place of several splits.
+
+    Raises UserError if there are several tables that are not in folders of splits.
+    """
+    folders, names = zip(*map(os.path.split, tables), strict=True)
+    above, splits = zip(*map(os.path.split, folders), strict=True)
+    if len(tables) == 1:
+        return folders[0], names[0]
+    if len({*above}) > 1 or len({*names}) > 1 or not all(split_key(split) in STANDARD_SPLITS for split in splits):
+        raise UserError(
+            f"{place.folder} has several tables of metadata: {abbreviate(tables)}; join them to one, or to one per "
+            f"folder of a split, such as train/{names[0]}"
+        )
+    return os.path.join(above[0], "{split}"), names[0]
+
+
+def _schema_of(record: Mapping[str, Any]) -> pa.Schema:
+    """Return the schema of a Parquet file with such a row. 0 and 1 are booleans."""
+    import pyarrow as pa  # here, because --help does without it
+
+    return pa.schema(
+        {key: pa.bool_() if f"{cell}" in CODE_OF_CELL else infer_type(cell) for key, cell in record.items()}
+    )

@@ -1,0 +1,124 @@
+"""The Hugging Face hub: addresses of its repositories, its client, and what the errors of its client mean."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.runtime.files import HUB, HUB_DATA
+from mlmoe_jax.runtime.http import NoAnswer, Refused
+from mlmoe_jax.runtime.text import printable
+from mlmoe_jax.runtime.version import __version__
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_REPOSITORY = re.compile(rf"{_PART}/{_PART}")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_DATA_ADDRESS = re.compile(r"([^/@]*/[^/@]*)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+LOGIN = "set HF_TOKEN, or run `hf auth login`"
+
+
+DATA_SET = "data set"
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a model or a data set on the hub: a repository, user/name, and a branch, tag or commit of it.
+
+    `kind` is "model" or DATA_SET.
+    """
+
+    repository: str
+    revision: str = "main"
+    kind: str = "model"
+
+    @property
+    def path(self) -> str:
+        """The repository in web addresses of the hub."""
+        return f"datasets/{self.repository}" if self.kind == DATA_SET else self.repository
+
+    def __str__(self) -> str:
+        start = HUB_DATA.removesuffix("datasets/") if self.kind == DATA_SET else HUB
+        return f"{start}{self.path}{'' if self.revision == 'main' else f'@{self.revision}'}"
+
+
+def parse_address(text: str) -> Address:
+    """Parse `hf:user/name` or `hf:user/name@revision`, where `hf:` may be missing; UserError for invalid names."""
+    repository, _, revision = text.removeprefix(HUB).partition("@")
+    return _require_names(Address(repository, revision if "@" in text else "main"), "write USER/NAME, as in ada/birds")
+
+
+def parse_data_address(text: str) -> tuple[Address, str]:
+    """Parse `hf://datasets/user/name`, `…/name@revision` or `…/name/inside`; UserError for invalid names.
+
+    Return also `inside`, the path of a file or folder in the repository, or the name of a configuration; "" if the
+    address has none.
+    """
+    match = _DATA_ADDRESS.fullmatch(text.removeprefix(HUB_DATA))
+    repository, revision, inside = match.groups("") if match else (text, "", "")
+    address = Address(repository, revision or "main", DATA_SET)
+    return _require_names(address, f"write {HUB_DATA}USER/NAME"), inside.rstrip("/")
+
+
+def _require_names(address: Address, remedy: str) -> Address:
+    repository, revision = address.repository, address.revision
+    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UserError(f"'{printable(repository, 200)}' is not the name of a {address.kind} on the hub; {remedy}")
+    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
+        raise UserError(f"'{printable(revision, 200)}' is not the name of a branch, a tag or a commit on the hub")
+    return address
+
+
+def require_commit(sha: str | None, address: Address) -> str:
+    """Return the commit that the hub names, which becomes the name of a folder; UserError if it is none."""
+    if not COMMIT.fullmatch(sha or ""):
+        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
+    return sha
+
+
+def open_hub() -> HfApi:
+    """Return the client of the hub."""
+    from huggingface_hub import HfApi  # here, because only a few commands need it
+
+    return HfApi(library_name="mlmoe_jax", library_version=__version__)
+
+
+@contextlib.contextmanager
+def hub_errors_explained(address: Address) -> Iterator[None]:
+    """Return a context that converts exceptions of huggingface_hub to Refused or NoAnswer. Messages have no token."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each major version of the library has other types of errors
+        # LocalEntryNotFoundError hides the response of the hub.
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
+        raise _failure(cause or error, address) from error
+
+
+def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
+    """Convert an exception of huggingface_hub to an error that states the cause and, if there is one, a remedy."""
+    from huggingface_hub import errors
+
+    repository, page = address.repository, f"https://huggingface.co/{address.path}"
+    if not isinstance(error, errors.HfHubHTTPError):
+        return NoAnswer(f"the hub cannot be reached ({reason_of(error)})")
+    code = error.response.status_code
+    if code >= 500 or code in (408, 429):
+        return NoAnswer(f"the hub responds with {code}")
+    if isinstance(error, errors.GatedRepoError):
+        return Refused(f"access to {address} has to be requested at {page}; then {LOGIN}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return Refused(f"the {address.kind} {repository} has no revision '{address.revision}'; see {page}")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return Refused(f"the hub has no {address.kind} {repository}, or it is private: check the name, or {LOGIN}")
+    return Refused(f"the hub refuses {address} with the status {code}; {LOGIN} with a token that has access")
