@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FILES = {
     "table": PathKey(
         "{split}.csv",
-        "File (sidecar, wd_tagger: folder) of the labels, below data.root; may contain {split}.",
+        "File (sidecar, wd_tagger, xmp: folder) of the labels, below data.root; may contain {split}.",
     ),
     "images": PathKey("", "Folder of the images, below data.root; may contain {split}; if empty, data.root."),
 }
@@ -69,6 +69,7 @@ DATA_SETS: Registry[DataSource] = Registry(
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": component("mlmoe_jax.data.sources.coco:COCO_JSON", **_FILES),
         **{name: _labeling_tool(name) for name in FORMATS},
+        "keywords": component("mlmoe_jax.data.sources.keywords:KEYWORDS", images=_FILES["images"], **_CLASSES),
         "packed": "mlmoe_jax.data.sources.packed:PACKED_DATA",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },
