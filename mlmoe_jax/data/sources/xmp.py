@@ -72,18 +72,24 @@ class XmpPacket:
         start = self._parser.CurrentByteIndex
         self._open.append((name, start))
         depth = len(self._open)
-        is_broken = self._name and name not in _FORM.get(depth, ())
+        if self._name and name not in _FORM.get(depth, ()):
+            raise _no_list(self._name)
         if depth == 1:
             self._root = _TAG.match(self._content, start)
         elif depth == _LIST - 1 and name == _DESCRIPTION:
             self._about = self._about or attributes.get(_ABOUT, "")
             self._read_attributes(start, attributes)
-        elif depth == _LIST and name in _PREFIXES and self._open[1][0] == _DESCRIPTION:
-            self._name = name
-            self.lists.setdefault(name, [])
-            is_broken = any(key.startswith(_RDF) for key in attributes)  # a link, or XML as a text
-        if is_broken:
-            raise ValueError(f"its {self._name.split()[-1]} is no list of texts")
+        elif depth == _LIST and self._open[1][0] == _DESCRIPTION:
+            self._begin_list(name, attributes)
+
+    def _begin_list(self, name: str, attributes: Mapping[str, str]) -> None:
+        """Note the list whose element starts, if it is one."""
+        if name not in _PREFIXES:
+            return
+        if any(key.startswith(_RDF) for key in attributes):  # a link, or XML as a text
+            raise _no_list(name)
+        self._name = name
+        self.lists.setdefault(name, [])
 
     def _read_attributes(self, start: int, attributes: Mapping[str, str]) -> None:
         """Add the lists that are attributes of the element that starts at `start`."""
@@ -153,6 +159,10 @@ class XmpPacket:
         if self._root[0].endswith(b"/>"):
             return self._root.end() - 2, self._root.end(), b">%b</%b>" % (text, self._root[1])
         return self._end, self._end, text
+
+
+def _no_list(name: str) -> ValueError:
+    return ValueError(f"its {name.split()[-1]} is no list of texts")
 
 
 def _require_unicode(version: str, encoding: str | None, standalone: int) -> None:
