@@ -163,11 +163,6 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
             "data.cache_features=no"
         )
-    if config.eval.flips:
-        wrong.append(
-            "data.cache_features has no features of mirror images: set data.cache_features=no, or eval.flips=false and "
-            "true in later commands"
-        )
     if _trains_batch_norm(config):
         wrong.append(
             "data.cache_features needs features that do not depend on the batch: set "

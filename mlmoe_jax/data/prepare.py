@@ -18,7 +18,7 @@ class Preprocess:
     Attributes:
       image_size: side of the images in pixels.
       mean: mean of each channel, for values in 0…1. `std` is the standard deviation, also for values in 0…1.
-      flips: whether logits of evaluation and prediction are the means of those of the image and of its mirror image.
+      flips: whether logits of evaluation and prediction are means over the image and its mirror image.
     """
 
     image_size: int

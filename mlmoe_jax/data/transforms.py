@@ -69,8 +69,8 @@ def resize_and_crop(image: Pixels, side: int, size: int, *, clip: bool = False) 
 def resize_and_pad(image: Pixels | Image.Image, size: int, fill: Sequence[float]) -> Pixels:
     """Resize an image so that its long side has `size` pixels, and add a border to `size` × `size` pixels.
 
-    The filter is that of `resize_square`. The image is in the center, half a pixel to the left and up if necessary.
-    `fill` is the color of the border, with values in 0…1.
+    The filter is Pillow's antialiased bilinear filter. The image is in the center, half a pixel to the left and up if
+    necessary. `fill` is the color of the border, with values in 0…1.
     """
     width, height = image.size if isinstance(image, Image.Image) else image.shape[1::-1]
     across, down = (max(1, round(size * side / max(width, height))) for side in (width, height))

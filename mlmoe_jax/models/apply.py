@@ -67,7 +67,7 @@ def apply_model(
 
 
 def average_logits(prediction: Prediction, mirrored: Prediction) -> Prediction:
-    """Return a prediction with the means of its logits and those of the mirror images."""
+    """Return a prediction with the mean logits of the images and their mirror images."""
     return replace(prediction, logits=(prediction.logits + mirrored.logits) / 2)
 
 

@@ -88,7 +88,7 @@ def _read_embedded_keywords(image: PathLike) -> list[str] | None:
 
 
 def _decode_iptc(records: IptcRecords) -> list[str] | None:
-    """Return the keywords of IPTC; None if there are none. Other programs than those of today write no UTF-8."""
+    """Return the keywords of IPTC; None if there are none. Old programs write no UTF-8."""
     values = records.get(_IPTC_KEYWORDS)
     if values is None:
         return None
