@@ -179,6 +179,8 @@ def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
     """Set keys of a config, in place, from pairs (dotted key, text), as `set_key` does, and return the config.
 
+    `data.fill` becomes the mean of the backbone, unless it is set.
+
     Raises UserError if a key is unknown or repeated, or a text is not a value of the key.
     """
     keys = [key for key, _ in overrides]
@@ -186,6 +188,11 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
         if keys.count(key) > 1:
             raise UserError(f"--config.{key} is given twice")
         set_key(config, key, text, role="config key")
+    if config.data.resize == "pad" and config.data.fill == KEYS["data.fill"].default:
+        from mlmoe_jax.models.backbones import catalog  # here, because --help does without it
+
+        backbone = config.model.backbone
+        config.data.fill, _ = catalog.entry(backbone.name).normalization(backbone.normalization)
     return config
 
 

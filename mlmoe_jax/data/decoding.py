@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from ml_collections import ConfigDict
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, IptcImagePlugin, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError, reason_of
@@ -41,6 +41,7 @@ _HEADER_READS = 3_000  # a segment of a JPEG takes four, a chunk of a PNG three
 _SEGMENT, _PER_READ = 1 << 16, 1 << 13  # bytes: at most of a segment; that count as one more read
 _FRAME_READS = 1_000_000  # to the end of the first frame of a GIF, two per 255 bytes
 _PROFILE, _PROFILE_READS = b"iCCP", 500  # a chunk of a PNG that Pillow unpacks, and as how many reads it counts
+_XMP_IN_PNG = b"XML:com.adobe.xmp"  # the keyword of a chunk
 _LENGTHS, _TILE = (279, 325), (322, 323)  # tags of a TIFF: the lengths of strips and tiles, and the sides of a tile
 os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", str(_USUAL_SCANS))  # of JPEG in TIFF
 _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
@@ -63,6 +64,9 @@ UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+
+
+IptcRecords = dict[tuple[int, int], bytes | list[bytes]]
 
 
 class BadImage(UserError):
@@ -171,6 +175,21 @@ def read_size(path: PathLike) -> tuple[int, int] | None:
         return None
 
 
+def read_embedded(path: PathLike) -> tuple[bytes, IptcRecords]:
+    """Return the XMP packet of a local image, and IPTC's records by their numbers. Both are empty if it has none.
+
+    They are also empty if the image cannot be read.
+    """
+    try:
+        with open_metered(path) as file, Image.open(file, formats=readable_formats()) as image:
+            if image.format == "PNG" and "xmp" not in image.info and _XMP_IN_PNG in (content := read_file(path)):
+                file.reads = _pixel_reads(content)
+                image.load()  # ExifTool writes the packet after the pixels
+            return image.info.get("xmp", b""), IptcImagePlugin.getiptcinfo(image) or {}
+    except Exception:  # Pillow raises many types for damaged data
+        return b"", {}
+
+
 class _Refused(ValueError):
     """An error: the text of the exception says why a file is not decoded."""
 
@@ -237,7 +256,7 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
             raise Image.DecompressionBombError
         if file:
             _require_quick(image, data)
-            file.reads = min(20_000 + len(data) // 512, 300_000)  # of pixels
+            file.reads = _pixel_reads(data)
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
@@ -250,6 +269,10 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
         }
         reason = reasons.get(type(error), f"it is damaged or cut short ({error or type(error).__name__})")
         raise BadImage(f"cannot read {name} as an image: {reason}") from error
+
+
+def _pixel_reads(data: bytes) -> int:
+    return min(20_000 + len(data) // 512, 300_000)
 
 
 def _require_quick(image: Image.Image, data: bytes) -> None:

@@ -24,12 +24,13 @@ class Geometry:
 
     Attributes:
       image_size: S.
-      fit: `square` (`transforms.resize_square`), `crop` or `clip` (`transforms.resize_and_crop`), or a random crop:
-        `random_resized_crop` or `multi_scale_crop`, as in `transforms`.
+      fit: `square` (`transforms.resize_square`), `crop` or `clip` (`transforms.resize_and_crop`), `pad`
+        (`transforms.resize_and_pad`), or a random crop, `random_resized_crop` or `multi_scale_crop` of `transforms`.
       crop_fraction: for `crop`, S divided by the short side of the resized image.
       crop_scale: for `random_resized_crop`, the range of the area of the crop as a fraction of the image.
       margin: for `multi_scale_crop`, the image is first resized to a square with sides S + `margin`; 0 skips this
         resize.
+      fill: for `pad`, the color of the border, with values in 0…1.
     """
 
     image_size: int
@@ -37,6 +38,7 @@ class Geometry:
     crop_fraction: float
     crop_scale: tuple[float, float] = (1.0, 1.0)
     margin: int = 0
+    fill: tuple[float, ...] = ()
 
     @property
     def short_side(self) -> int:
@@ -50,7 +52,7 @@ class Geometry:
         0 means full size, which random crops need, unless the image is resized before the crop.
         """
         match self.fit:
-            case "square" | "clip":
+            case "square" | "clip" | "pad":  # for pad, the long side would be enough
                 return self.image_size
             case "crop":
                 return self.short_side
@@ -68,6 +70,8 @@ class Geometry:
                 return transforms.resize_and_crop(np.asarray(image), self.short_side, size)
             case "clip":
                 return transforms.resize_and_crop(np.asarray(image), size, size, clip=True)
+            case "pad":
+                return transforms.resize_and_pad(image, size, self.fill)
             case "random_resized_crop":
                 return transforms.random_resized_crop(np.asarray(image), random, size, self.crop_scale, CROP_RATIOS)
         resized = transforms.resize_square(image, size + self.margin) if self.margin else np.asarray(image)
@@ -129,7 +133,8 @@ class ImageReader:
     def from_config(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
         """Return a reader for evaluation, or for training if `augment` (`config.augment`) is given."""
         size, fraction = data_config.image_size, data_config.crop_fraction
-        geometry, pixels = Geometry(size, data_config.resize, fraction), PixelTransforms()
+        geometry = Geometry(size, data_config.resize, fraction, fill=tuple(data_config.fill))
+        pixels = PixelTransforms()
         if augment is not None:
             if augment.geometry != "none":
                 geometry = Geometry(size, augment.geometry, fraction, tuple(augment.crop_scale), augment.margin)

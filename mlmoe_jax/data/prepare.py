@@ -18,11 +18,13 @@ class Preprocess:
     Attributes:
       image_size: side of the images in pixels.
       mean: mean of each channel, for values in 0…1. `std` is the standard deviation, also for values in 0…1.
+      flips: whether logits of evaluation and prediction are means over the image and its mirror image.
     """
 
     image_size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    flips: bool = False
 
     def __call__(self, image: Real[ArrayLike, "b h w 3"]) -> Float32[Array, "b h w 3"]:
         """Normalize images with values in 0…255, [B,H,W,3], and return the network input f32[B,H,W,3]."""

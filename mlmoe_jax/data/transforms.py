@@ -5,6 +5,7 @@ of an image.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import UInt8
@@ -65,10 +66,26 @@ def resize_and_crop(image: Pixels, side: int, size: int, *, clip: bool = False) 
     return np.asarray(Image.fromarray(image).resize((size, size), resample, box=box))
 
 
+def resize_and_pad(image: Pixels | Image.Image, size: int, fill: Sequence[float]) -> Pixels:
+    """Resize an image so that its long side has `size` pixels, and add a border to `size` × `size` pixels.
+
+    The filter is Pillow's antialiased bilinear filter. The image is in the center, half a pixel to the left and up if
+    necessary. `fill` is the color of the border, with values in 0…1.
+    """
+    width, height = image.size if isinstance(image, Image.Image) else image.shape[1::-1]
+    across, down = (max(1, round(size * side / max(width, height))) for side in (width, height))
+    x, y = (size - across) // 2, (size - down) // 2
+    padded = np.full((size, size, 3), [round(255 * value) for value in fill], np.uint8)
+    padded[y : y + down, x : x + across] = _resize(image, (across, down))
+    return padded
+
+
 def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
-    """Return the part of an image that the model sees in evaluation, at its original resolution."""
+    """Return the part of an image that the model sees in evaluation, with its border, at its original resolution."""
     if data_config.resize == "square":
         return image
+    if data_config.resize == "pad":
+        return resize_and_pad(image, max(image.shape[:2]), data_config.fill)
     fraction = data_config.crop_fraction if data_config.resize == "crop" else 1
     size = round(fraction * min(image.shape[:2]))
     y, x = (round((side - size) / 2) for side in image.shape[:2])

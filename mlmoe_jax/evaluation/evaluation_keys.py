@@ -47,6 +47,11 @@ EVAL_KEYS = section(
         most=1,
         shared="value",
     ),
+    flips=FlagKey(
+        False,
+        "Score an image by the mean logits of it and its mirror image, also in prediction and exported programs.",
+        shared="value",
+    ),
     consistent=FlagKey(
         True,
         "Report scores that agree with data.tree, not independent scores.",

@@ -46,7 +46,10 @@ class FeatureExtractor:
             "platform": jax.default_backend(),
             "backbone": [model.backbone.name, fingerprint(fixed)],
             "numbers": [model.dtype, model.matmul_precision, model.kernels],
-            "preprocess": [[preprocess.image_size, *preprocess.mean, *preprocess.std], data.resize, data.crop_fraction],
+            "preprocess": [
+                [preprocess.image_size, *preprocess.mean, *preprocess.std],
+                *(data.resize, data.crop_fraction, *data.fill),
+            ],
             "decoding": [data.reduced_decoding, data.bad_images, asdict(Decoding.from_config(data))],
         }
 

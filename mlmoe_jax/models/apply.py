@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,10 +57,18 @@ def apply_model(
         if CELLS in batch:
             prediction = classify_mosaics(model, preprocess(batch["image"]), batch, rngs=options["rngs"])
         elif "image" in batch:
-            prediction = model(preprocess(batch["image"]), **options)
+            image = preprocess(batch["image"])
+            prediction = model(image, **options)
+            if preprocess.flips and key is None:
+                prediction = average_logits(prediction, model(image[:, :, ::-1]))
         else:
             prediction = model.classify(Features.from_arrays(batch), **options)
     return prediction, definition.read_stats(model)
+
+
+def average_logits(prediction: Prediction, mirrored: Prediction) -> Prediction:
+    """Return a prediction with the mean logits of the images and their mirror images."""
+    return replace(prediction, logits=(prediction.logits + mirrored.logits) / 2)
 
 
 def make_eval_step(
@@ -97,9 +106,12 @@ def make_embedding_step(
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         model = definition.merge(remove_padding({**values, **frozen}, label_axes))
         with partition.use_mesh(mesh):
-            features = model.encode(preprocess(batch["image"]))
-            logits = model.classify(features).logits
-        return {"logits": logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
+            image = preprocess(batch["image"])
+            features = model.encode(image)
+            prediction = model.classify(features)
+            if preprocess.flips:
+                prediction = average_logits(prediction, model(image[:, :, ::-1]))
+        return {"logits": prediction.logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
 
     return _jit(step, mesh)
 

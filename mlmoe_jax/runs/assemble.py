@@ -20,7 +20,6 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.catalog import active_adapters
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.params import (
@@ -39,7 +38,6 @@ from mlmoe_jax.runtime.setup import dtypes
 from mlmoe_jax.runtime.sharding import LabelAxes
 
 # Choice of model.backbone.normalization -> mean and standard deviation. `auto` takes the numbers of the backbone.
-NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3, (1.0,) * 3)}
 
 
 @jax.tree_util.register_dataclass
@@ -233,5 +231,5 @@ def preprocess_for(config: ConfigDict) -> Preprocess:
             f"data.image_size is {config.data.image_size}, which is not a multiple of {config.model.backbone.name}'s "
             f"patch size {entry.shape.patch}"
         )
-    mean, std = NORMALIZATIONS.get(config.model.backbone.normalization, (entry.mean, entry.std))
-    return Preprocess(config.data.image_size, mean, std)
+    mean, std = entry.normalization(config.model.backbone.normalization)
+    return Preprocess(config.data.image_size, mean, std, config.eval.flips)

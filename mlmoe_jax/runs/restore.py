@@ -145,17 +145,15 @@ def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
         )
 
 
-def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
-    """Return the preprocessing of a run, with its stored mean and standard deviation.
-
-    The images have the size `image_size`, which may differ from the image size in training.
-    """
+def read_preprocess(folder: RunFolder, config: ConfigDict) -> Preprocess:
+    """Return the preprocessing of a run by a config, which may change the image size, with the stored mean and std."""
+    preprocess = preprocess_for(config)
 
     def convert(stored: dict[str, Any]) -> Preprocess:
         (red, green, blue), (r, g, b) = (map(float, stored[name]) for name in ("mean", "std"))
         if not (np.isfinite([red, green, blue]).all() and 0 < min(r, g, b) <= max(r, g, b) < np.inf):
             raise ValueError("its mean should be finite, and its std above 0")
-        return Preprocess(image_size, (red, green, blue), (r, g, b))
+        return replace(preprocess, mean=(red, green, blue), std=(r, g, b))
 
     return folder.read_json(PREPROCESS, convert)
 
@@ -224,7 +222,7 @@ def open_run(
         raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST}, {RAW} or the step of a checkpoint")
     status(f"restoring {folder}")
     config, label_space = read_run(folder, overrides, own=own)
-    preprocess = read_preprocess(folder, preprocess_for(config).image_size)
+    preprocess = read_preprocess(folder, config)
 
     mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)

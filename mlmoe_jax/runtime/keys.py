@@ -341,6 +341,16 @@ class FractionsKey(_NumbersKey):
 
 
 @dataclass(frozen=True)
+class ColorKey(_NumbersKey):
+    """A key whose value is a color: red, green and blue in [0, 1]."""
+
+    allowed: ClassVar[str] = "three numbers from 0 to 1"
+
+    def allows(self, value: Any) -> bool:
+        return super().allows(value) and len(value) == 3 and 0 <= min(value) <= max(value) <= 1
+
+
+@dataclass(frozen=True)
 class RulesKey(_TupleKey):
     """A key whose value is a tuple of rules (regular expression, value) for parameter paths.
 

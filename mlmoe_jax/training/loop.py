@@ -16,7 +16,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import Stopped
+from mlmoe_jax.errors import Stopped, UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
@@ -110,6 +110,11 @@ def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
 def require_trainable(config: ConfigDict) -> None:
     """Raise UserError if a model cannot be trained with this config, whatever its data and run folder."""
     configuration.validate(config)
+    if config.eval.flips and config.data.cache_features != "no":  # later commands read images
+        raise UserError(
+            "data.cache_features has no features of mirror images: set data.cache_features=no, or eval.flips=false and "
+            "true in later commands"
+        )
     require_metric(config)
     preprocess_for(config)
 

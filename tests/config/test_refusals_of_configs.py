@@ -205,6 +205,7 @@ VALUES = [
     ),
     *of_value("seed", "an integer of at least 0 and at most 4,294,967,295", -1),
     *of_value("data.crop_fraction", "a number above 0 and at most 1", 1.1),
+    *of_value("data.fill", "three numbers from 0 to 1", (0.5,), (0, 0.5, 1.5)),
     *of_value("data.test_splits", "strings separated by commas", (1,)),
     *of_value("model.prompts.kept_segments", "strings separated by commas", (10, 1)),
     *of_value("augment.crop_scale", FIRST_SMALLER, (0.5,), (0.0, 1.0), (1.0, 0.5), ("a", "b"), (0.1, INFINITE)),

@@ -6,6 +6,7 @@ from helpers.drawn_images import drawing, encoded
 from helpers.paths import PARITY
 from PIL import Image, ImageDraw
 
+from mlmoe_jax import load_config
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data import randaugment, transforms
 from mlmoe_jax.data.image_reader import ImageReader
@@ -15,11 +16,13 @@ from mlmoe_jax.data.transforms import (
     contrast,
     cutout,
     erase,
+    evaluated_part,
     flip,
     hue,
     multi_scale_crop,
     random_resized_crop,
     resize_and_crop,
+    resize_and_pad,
     saturation,
 )
 from tools.parity import text_towers as twins
@@ -66,6 +69,37 @@ def test_the_short_side_is_resized_and_the_center_cropped(height, width):
     shorter = resized(image, *((side, long) if height >= width else (long, side)))
     top, left = (round((length - 28) / 2) for length in shorter.shape[:2])
     np.testing.assert_array_equal(resize_and_crop(image, side, 28), shorter[top : top + 28, left : left + 28])
+
+
+@pytest.mark.parametrize(("height", "width"), [*SIZES, (1, 900), (900, 1)])
+@pytest.mark.parametrize("as_array", [True, False])
+def test_the_long_side_is_resized_and_the_rest_filled(height, width, as_array):
+    image, fill, size = drawing(height, width), (0.485, 0.5, 1.0), 28
+    across, down = (max(1, round(size * side / max(height, width))) for side in (width, height))
+    top, left = (size - down) // 2, (size - across) // 2
+    found = resize_and_pad(image if as_array else Image.fromarray(image), size, fill)
+    inside = np.zeros((size, size), bool)
+    inside[top : top + down, left : left + across] = True
+    assert (found[~inside] == (124, 128, 255)).all()
+    np.testing.assert_array_equal(found[inside], resized(image, across, down).reshape(-1, 3))
+
+
+def test_a_padded_image_has_the_mean_of_its_backbone_around_it():
+    for backbone, given, level in (
+        ("clip_vitb16", {}, 123),
+        ("dinov2_vits14", {}, 124),
+        ("clip_vitb16", {"fill": "1,1,1"}, 255),
+    ):
+        pairs = {"model.backbone.name": backbone, "data.resize": "pad", "data.image_size": "28"}
+        config = load_config(
+            "linear_probe:dataset=digits", pairs | {f"data.{key}": value for key, value in given.items()}
+        )
+        image = np.zeros((10, 40, 3), np.uint8)
+        found = ImageReader.from_config(config.data)(ArrayImages(image[None]), 0)
+        assert found[0, 0, 0] == level
+        assert found[14].max() == 0
+        assert evaluated_part(image, config.data).shape == (40, 40, 3)
+        assert evaluated_part(image, config.data)[0, 0, 0] == level
 
 
 @pytest.mark.parametrize(("resize", "kind"), [("clip", "clip"), ("square", "siglip2")])
@@ -286,6 +320,7 @@ def test_transforms_are_applied_in_order():
         ({"resize": "crop"}, True, 55),
         ({"resize": "crop", "crop_fraction": 0.5}, False, 96),
         ({"resize": "clip", "crop_fraction": 0.5}, False, 48),
+        ({"resize": "pad"}, False, 48),
         ({"geometry": "random_resized_crop"}, True, 0),
         ({"geometry": "random_resized_crop"}, False, 48),
         ({"geometry": "multi_scale_crop"}, True, 0),

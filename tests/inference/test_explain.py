@@ -185,7 +185,9 @@ def test_fewer_samples_are_kept_if_they_are_too_large(make_run, tmp_path, monkey
     assert "4 of 8 sample images are kept" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("resize", "size"), [("square", (160, 120)), ("crop", (90, 90)), ("clip", (120, 120))])
+@pytest.mark.parametrize(
+    ("resize", "size"), [("square", (160, 120)), ("crop", (90, 90)), ("clip", (120, 120)), ("pad", (160, 160))]
+)
 def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_path, resize, size):
     run = replace(make_run(MLMOE), config=make_run(MLMOE).config.copy_and_resolve_references())
     run.config.data.resize, run.config.data.crop_fraction = resize, 0.75
@@ -197,7 +199,7 @@ def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_p
         assert opened.size == size
         shown = np.asarray(opened.resize((64, 64))).astype(int)
     seen = explain_images(run, split).images[0].astype(int)
-    assert np.abs(shown - seen)[:, [4, 60]].max() < 8
+    assert np.abs(shown - seen)[:, [4, 60]].max() < (16 if resize == "pad" else 8)  # JPEG, at the border
 
 
 def test_nothing_is_written_if_no_image_can_be_read(make_run, tmp_path, refusal):

@@ -1,5 +1,6 @@
 """`apply`, through which every step runs a model: its two modes, the padding of labels, attention maps."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import jax
@@ -8,12 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mlmoe_jax import load_config
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
+from mlmoe_jax.training.loop import require_trainable
 
 SIDE, K, B = 4, 3, 8
 PREPROCESS = Preprocess(SIDE, (0.5, 0.4, 0.3), (0.25, 0.2, 0.1))
@@ -64,6 +68,30 @@ def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     for path, value in stats.items():
         np.testing.assert_array_equal(value, values[path], err_msg=path)
     assert Model.seen == {"labels": False, "return_attention": False}
+
+
+def test_flips_average_the_logits_of_an_image_and_its_mirror_in_evaluation(parts, batch, mesh):
+    definition, values = parts
+    flips = replace(PREPROCESS, flips=True)
+
+    def logits(image, preprocess, **options):
+        given = {**batch, "image": image}
+        return np.asarray(apply_model(definition, values, given, preprocess, mesh, **options)[0].logits)
+
+    image, key = batch["image"], jax.random.key(0)
+    mirrored = logits(image[:, :, ::-1], PREPROCESS)
+    assert np.abs(mirrored - logits(image, PREPROCESS)).max() > 0.1
+    np.testing.assert_allclose(logits(image, flips), (logits(image, PREPROCESS) + mirrored) / 2, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(logits(image, flips, key=key), logits(image, PREPROCESS, key=key))
+
+
+def test_cached_features_have_no_mirror_images():
+    overrides = {"data.cache_features": "float32", "eval.flips": True}
+    config = load_config("linear_probe:dataset=digits", overrides)
+    with pytest.raises(UserError, match="has no features of mirror images"):
+        require_trainable(config)
+    config.eval.flips = False
+    require_trainable(config)
 
 
 def test_with_a_key_the_model_trains(parts, batch, mesh):

@@ -6,14 +6,17 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from etils.epath import Path as EPath
 from hypothesis import strategies as st
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.sources import packed
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.main import main
 from tools.fuzz.hostile import (
     Case,
+    Silent,
     damaged,
     damaged_csv,
     damaged_json,
@@ -39,6 +42,16 @@ LABELED = {
     b"</annotations>",
     "wd_tagger": b"tag_id,name,category,count\n1,deep_sea,0,2\n2,sun,0,1\n",
 }
+RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+PACKETS = [
+    f"<x:xmpmeta xmlns:x='adobe:ns:meta/'><rdf:RDF xmlns:rdf='{RDF}'><rdf:Description rdf:about='' "
+    f"xmlns:dc='http://purl.org/dc/elements/1.1/' {attribute}>{content}</rdf:Description></rdf:RDF></x:xmpmeta>"
+    for attribute, content in (
+        ("", "<dc:subject><rdf:Bag><rdf:li>sea</rdf:li><rdf:li>a|b</rdf:li></rdf:Bag></dc:subject>"),
+        ("dc:subject='sea'", "<dc:title>t</dc:title>"),
+        ("", "<dc:subject/><!-- x --><dc:subject>sea</dc:subject>"),
+    )
+]
 COCO = {
     "images": [{"id": 1, "file_name": "0.png"}, {"id": 2, "file_name": "1.png"}],
     "annotations": [{"image_id": 1, "category_id": 3}, {"image_id": 2, "category_id": 5}],
@@ -95,6 +108,25 @@ def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
     else:
         write(place / "t", content)
     return f"{kind} {content[:200]!r}", partial(open_all, data_of(place, name, **keys), "train")
+
+
+def keywords(draw: st.DrawFn, base: Path, place: Path) -> Case:
+    """XMP in a sidecar and in a photograph, which are read, and get a label."""
+    encoding = draw(st.sampled_from(("utf-8", "utf-16", "utf-16-be", "latin-1")))
+    sidecar = damaged(draw, draw(st.sampled_from(PACKETS)).encode(encoding))
+    write(place / "0.jpg", encoded("JPEG", xmp=damaged(draw, draw(st.sampled_from(PACKETS)).encode())[:60_000]))
+    write(place / draw(st.sampled_from(("0.jpg.xmp", "0.xmp", "1.xmp"))), sidecar)
+    file = LabelFile(EPath(place), ("sea", "sun"), ["0.jpg"], str(place))
+
+    def act() -> None:
+        form = FORMATS["xmp"]
+        form.require(file)
+        form.write(file, [LabelEntry("0.jpg", {"sun": 1})])
+        split = open_split(data_of(place, "keywords"), "train")
+        if "sun" not in split.classes:
+            raise Silent(f"the label is not in {split.classes}")
+
+    return repr(sidecar[:200]), act
 
 
 def published(draw: st.DrawFn, base: Path, place: Path) -> Case:

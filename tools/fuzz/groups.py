@@ -2,7 +2,7 @@
 
 from tools.fuzz.account import own_input
 from tools.fuzz.commands import command_line, overrides, stored_config
-from tools.fuzz.data_sets import packed_data, prepare_packed, prepare_published, published, tables
+from tools.fuzz.data_sets import keywords, packed_data, prepare_packed, prepare_published, published, tables
 from tools.fuzz.files import containers, images, lists, prepare_images, weights
 from tools.fuzz.hostile import Group
 from tools.fuzz.runs import make_run, model, prepare_run, run_folder
@@ -13,6 +13,7 @@ GROUPS = {
     "stored config": Group(stored_config, 0.05),
     "command line": Group(command_line, 0.1),
     "tables": Group(tables, 0.2),
+    "keywords": Group(keywords, 0.1),
     "published data": Group(published, 0.1, prepare_published),
     "packed data": Group(packed_data, 0.05, prepare_packed),
     "weights": Group(weights, 0.12),

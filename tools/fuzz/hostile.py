@@ -154,10 +154,10 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def encoded(kind: str = "PNG", mode: str = "RGB", size: tuple[int, int] = (12, 9)) -> bytes:
+def encoded(kind: str = "PNG", mode: str = "RGB", size: tuple[int, int] = (12, 9), **options: bytes) -> bytes:
     buffer = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), np.uint8)
-    Image.fromarray(pixels, "RGBA").convert(mode).save(buffer, kind)
+    Image.fromarray(pixels, "RGBA").convert(mode).save(buffer, kind, **options)
     return buffer.getvalue()
 
 

@@ -69,7 +69,19 @@ class Model:
         image = image.convert("RGB")
         if how["resize"] == "square":
             return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+        if how["resize"] == "pad":
+            return _resize_and_pad(image, size, how["fill"])
         return _resize_and_crop(image, short, size, clip=how["resize"] == "clip")
+
+
+def _resize_and_pad(image: Any, size: int, fill: Sequence[float]) -> np.ndarray:
+    """Resize an image so that its long side has `size` pixels, add a border, and return u8[size,size,3]."""
+    from PIL import Image
+
+    scaled = tuple(max(1, round(size * side / max(image.size))) for side in image.size)
+    padded = Image.new("RGB", (size, size), tuple(round(255 * value) for value in fill))
+    padded.paste(image.resize(scaled, Image.Resampling.BILINEAR), tuple((size - side) // 2 for side in scaled))
+    return np.asarray(padded)
 
 
 def _resize_and_crop(image: Any, short: int, size: int, *, clip: bool) -> np.ndarray:

@@ -28,7 +28,15 @@ from mlmoe_jax.runtime.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 _MOST_LABELS = 1000  # rows of the table
-_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed", *FORMATS)  # data.name of layouts of own images
+_LAYOUTS = (
+    "csv",
+    "jsonl",
+    "folders",
+    "coco_json",
+    "packed",
+    "keywords",
+    *FORMATS,
+)  # data.name of layouts of own images
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 

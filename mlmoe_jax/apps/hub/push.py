@@ -81,7 +81,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: Address, license
     restored = restored_values(folder, parts, make_mesh(config.mesh))
     thresholds, shared = read_thresholds(folder), portable(config)
     write_adapter(target, restored.selected, restored.notes)
-    preprocess = read_preprocess(folder, config.data.image_size)
+    preprocess = read_preprocess(folder, config)
     write_run_metadata(target, shared, space, preprocess, parts)
     write_thresholds(target, thresholds)
     edit_note(target / THRESHOLDS).unlink()

@@ -105,7 +105,7 @@ def _separator(data_config: ConfigDict) -> str | None:
     """Return the text between the names of labels, as in `doubtful_labels`."""
     if data_config.name == "csv":
         return data_config.separator if data_config.label_column else None
-    return "" if data_config.name in ("jsonl", *FORMATS) else None
+    return "" if data_config.name in ("jsonl", "keywords", *FORMATS) else None
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:

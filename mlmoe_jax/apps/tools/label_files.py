@@ -54,7 +54,7 @@ def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -
         folder = os.path.abspath(images.folder)
     below = "" if folder == "." else f"{folder}/"
     path = output_path(output.replace("{split}", split.name), name)
-    return LabelFile(path, split.classes, [f"{below}{image}" for image in images.names], root)
+    return LabelFile(path, split.classes, [f"{below}{image}" for image in images.names], root, tree=split.tree)
 
 
 def _difficult_code(form: Format, treatment: str) -> int:

@@ -71,7 +71,9 @@ def predict_files(
     if not distributed.is_first():
         deque(results, maxlen=0)  # it takes part in computing them
     elif target.kind in FORMATS:
-        _write_label_file(LabelFile(target.path, predictor.names, paths, version=predictor.version), target, results)
+        tree = predictor.run.label_space.tree
+        file = LabelFile(target.path, predictor.names, paths, version=predictor.version, tree=tree)
+        _write_label_file(file, target, results)
     else:
         ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
     return summary.outcome(target, outdated=predictor.run.outdated)

@@ -18,7 +18,7 @@ _IMAGES = PathKey("", "Folder of the images, below data.root; may contain {split
 _FILES = {
     "table": PathKey(
         "{split}.csv",
-        "File (sidecar, wd_tagger: folder) of the labels, below data.root; may contain {split}.",
+        "File (sidecar, wd_tagger, xmp: folder) of the labels, below data.root; may contain {split}.",
     ),
     "images": _IMAGES,
 }
@@ -74,6 +74,7 @@ DATA_SETS: Registry[DataSource] = Registry(
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": component("mlmoe_jax.data.sources.coco:COCO_JSON", **_FILES),
         **{name: _labeling_tool(name) for name in FORMATS},
+        "keywords": component("mlmoe_jax.data.sources.keywords:KEYWORDS", images=_FILES["images"], **_CLASSES),
         "packed": "mlmoe_jax.data.sources.packed:PACKED_DATA",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
 
+    from mlmoe_jax.data.label_tree import LabelTree
     from mlmoe_jax.data.sources.rows import ReadRows
 
 
@@ -40,6 +41,7 @@ class LabelFile:
       images: paths of all images, absolute or relative to `folder`.
       folder: folder of the images; "" is the working directory.
       version: name of the model that made the predictions. "" if the labels are labels of a data set.
+      tree: the tree of the labels; None if they have none.
     """
 
     path: epath.Path
@@ -47,6 +49,7 @@ class LabelFile:
     images: Sequence[str]
     folder: str = ""
     version: str = ""
+    tree: LabelTree | None = None
 
     def require_stems(self) -> None:
         """Raise UserError if two images differ only in the suffix of their paths, which the format leaves out."""
@@ -102,5 +105,7 @@ FORMATS: Registry[Format] = Registry(
         "cvat": "mlmoe_jax.data.sources.cvat:CVAT",
         "sidecar": "mlmoe_jax.data.sources.sidecar:SIDECAR",
         "wd_tagger": "mlmoe_jax.data.sources.sidecar:WD_TAGGER",
+        "xmp": "mlmoe_jax.data.sources.keywords:XMP",
+        "xmp_lightroom": "mlmoe_jax.data.sources.keywords:XMP_LIGHTROOM",
     },
 )

@@ -14,7 +14,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,18 +43,22 @@ def _read(given: LabelInput, *, listed: bool) -> LabelRows:
     name_of_spelling |= {name: name for name in names or ()}
     classes = given.classes if given.config.classes else ()
     name_of_number = {str(number): name for number, name in enumerate(classes)}
-    return (_row(given.path, image, name_of_spelling, name_of_number) for image in _find_images(given)), names
+    images = find_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
+    return (_row(given.path, image, name_of_spelling, name_of_number) for image in images), names
 
 
-def _find_images(given: LabelInput) -> list[str]:
-    """Return the sorted images, and count files that belong to no image. Files that the config names are skipped."""
+def find_images(given: LabelInput, sidecars: Callable[[str], Iterable[str]]) -> list[str]:
+    """Return the sorted images, and count files that are neither images nor `sidecars` of one.
+
+    Files that the config names are skipped.
+    """
     path, folder, usage = given.path, given.folder, given.usage
     without = named_files(given.config)
     usage.unit = "file"
     files = list_files(folder, usage, without)
     images = sorted(file for file in files if is_image(folder / file))
     tags = [] if path.samefile(folder) else list_files(path, usage, without)
-    known = {TAGS, *map(compose, images), *(f"{os.path.splitext(compose(image))[0]}.txt" for image in images)}
+    known = {compose(name) for image in images for name in (image, *sidecars(image))}
     for file in dict.fromkeys((*files, *tags)):
         if compose(file) not in known:
             usage.leave_out("without an image", file)
@@ -108,7 +112,7 @@ def _require(file: LabelFile) -> None:
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
-    parent = _common_parent(file.images)
+    parent = common_parent(file.images)
     counts: Counter[str] = Counter()
     with atomic_folder(Path(file.path)) as folder:
         for entry in entries:
@@ -125,7 +129,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> s
     return f"copy its content over {parent or file.folder or 'the working directory'} to put each file beside its image"
 
 
-def _common_parent(images: Sequence[str]) -> str:
+def common_parent(images: Sequence[str]) -> str:
     """Return the deepest folder of all images, absolute; "" if all are relative to the folder of the images."""
     if not any(os.path.isabs(image) or ".." in Path(image).parts for image in images):
         return ""

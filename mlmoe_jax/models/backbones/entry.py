@@ -10,6 +10,9 @@ from mlmoe_jax.models.published import PublishedFile, on_server
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3, (1.0,) * 3)}
+
+
 @dataclass(frozen=True)
 class BackboneEntry:
     """A named backbone."""
@@ -28,6 +31,10 @@ class BackboneEntry:
     def images(self) -> dict[str, int | str]:
         """The values of keys of `data` that make images as published, which the vectors of names were trained with."""
         return {"image_size": self.image_size, "resize": self.resize}
+
+    def normalization(self, name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+        """Return the mean and the standard deviation per channel by a value of `model.backbone.normalization`."""
+        return NORMALIZATIONS.get(name, (self.mean, self.std))
 
     @property
     def repository(self) -> str | None:

@@ -28,6 +28,7 @@ from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.pretrained.peft import CONFIG, read_peft
@@ -131,6 +132,32 @@ def test_a_program_takes_pixels_alone(made, refusal):
     assert "uint8 [B,8,8,3], not float64" in refusal(model_of(made / "out"), floats, error=ValueError)
 
 
+def test_pad_and_flips_give_one_score_in_every_way(made, tmp_path):
+    """By the formula, the predictor, its features for a selection, the program and its loader."""
+    padded, flips = {"data.resize": "pad"}, {"data.resize": "pad", "eval.flips": "true"}
+    plain, predictor = (Predictor.from_run(made / RUN, changes) for changes in (padded, flips))
+    paths, run = image_files(tmp_path), plain.run
+    reader = ImageReader.from_config(run.config.data)
+    pixels = np.stack([reader.encoded(Path(path).read_bytes())[0] for path in paths])
+    assert (pixels[1, 0] == [round(255 * value) for value in run.preprocess.mean]).all()
+    logits = [
+        np.asarray(apply_model(run.definition, run.weights(), {"image": one}, run.preprocess, None)[0].logits)
+        for one in (pixels, pixels[:, :, ::-1])
+    ]
+    expected = run.scores((logits[0] + logits[1]) / 2)
+    assert np.abs(run.scores(logits[0]) - expected).max() > 1e-3
+    export.export_run(RunFolder(made / RUN), str(tmp_path / "out"), "stablehlo", [*flips.items()])
+    model = model_of(tmp_path / "out")
+    ways = {
+        "predictor": scores_by(predictor, paths),
+        "embedding": np.concatenate([scores for _, scores, _ in predictor.embed(paths, batch_size=4)]),
+        "program": model(pixels),
+        "loader": model(np.stack([model.read(path) for path in paths])),
+    }
+    for name, scores in ways.items():
+        np.testing.assert_allclose(scores, expected, atol=2e-5, err_msg=name)
+
+
 def test_the_loader_labels_files_on_the_command_line(made, tmp_path, capsys):
     label = runpy.run_path(str(made / "out" / "load.py"))["main"]
     [path, *_] = image_files(tmp_path)
@@ -146,7 +173,7 @@ def test_the_loader_labels_files_on_the_command_line(made, tmp_path, capsys):
     assert label([]) == 2
 
 
-@pytest.mark.parametrize("resize", ["square", "crop", "clip"])
+@pytest.mark.parametrize("resize", ["square", "crop", "clip", "pad"])
 def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
     config = load_config("linear_probe:dataset=digits")
     config.data.image_size, config.data.resize = 16, resize
@@ -264,6 +291,7 @@ def runtime():
     [
         ("mlvpt_digits", ON_VIT),
         ("drmoe_resnet101", ON_RESNET),
+        pytest.param("linear_probe", ON_VIT | {"eval.flips": True}, marks=pytest.mark.slow),
         pytest.param("linear_probe", CNNS["efficientnet_lite0"], marks=pytest.mark.slow),
     ],
 )
@@ -286,7 +314,7 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
     if reference == "mlvpt_digits":  # two blocks, the last without queries of patches
         assert count >= Counter(Gelu=2, LayerNormalization=5, Softmax=2)
         assert count["MatMul"] > 2 * count["Einsum"], "linear layers are matmuls"
-    else:
+    elif reference != "linear_probe" or "eval.flips" not in changes:
         assert count["Sqrt"] < count["Conv"], "batch norms are in the convolutions"
         assert count["Relu"] + count["Clip"] > count["Conv"] / 2, "activations can be joined with them"
 

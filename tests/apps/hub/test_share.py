@@ -352,6 +352,7 @@ def hostile(key):
     if isinstance(key, ChoiceKey):
         return next(choice for choice in key.choices if choice != value)
     candidates = [OF_TEXTS[0], list(OF_TEXTS), [0.1, 0.2], [0.1], *[[choice] for choice in getattr(key, "choices", ())]]
+    candidates = [*candidates, (0.1, 0.2, 0.3)]  # a color
     return next(new for new in candidates if key.allows(new) and new != value)
 
 
@@ -366,7 +367,16 @@ def test_a_config_of_a_stranger_decides_the_model_and_nothing_else():
         assert (opened[name] == key.default) != of_model or isinstance(key, PathKey), name
     assert {name for name, key in KEYS.items() if key.shared == "value" and not name.startswith("model.")} == {
         *("data.image_size", "data.resize", "data.crop_fraction", "data.reduced_decoding", "data.truncated"),
-        *("data.exif", "data.gray_bits", "eval.dtype", "eval.threshold", "eval.consistent", "calibration.use"),
+        *(
+            "data.fill",
+            "eval.flips",
+            "data.exif",
+            "data.gray_bits",
+            "eval.dtype",
+            "eval.threshold",
+            "eval.consistent",
+            "calibration.use",
+        ),
         "loss.terms.logits",
     }, "a further key that a stranger may set is a decision"
 

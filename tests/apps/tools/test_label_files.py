@@ -19,7 +19,7 @@ def written(name, root, *, output="labels", **settings):
     table = f"{output}-{{split}}{FORMATS[name].suffix}"
     config = config_of(root, val_split="val", **settings)
     files = write_labels(config, name, str(root / table))
-    if name in ("label_studio", "sidecar"):
+    if name in ("label_studio", "sidecar", "xmp", "xmp_lightroom"):
         settings["classes"] = "labels-train_config.xml" if name == "label_studio" else "classes.txt"
         (root / "classes.txt").write_text("\n".join(VOC_CLASSES))
     return config_of(root, name, table=table, val_split="val", **settings).data, files.text()
