@@ -223,6 +223,8 @@ class ImageFiles(EncodedImages):
         return replace(self, names=[self.names[row] for row in rows], lines=lines)
 
     def missing(self) -> np.ndarray:
+        if "://" in os.fspath(self.folder):
+            return super().missing()  # a store is not listed
         files = [os.path.split(name) for name in self.names]
         existing = {}
         for parent in {parent for parent, _ in files}:  # each folder is listed once

@@ -332,6 +332,15 @@ def test_a_store_is_read_as_a_folder(tmp_path):
     assert open_images("memory://elsewhere", Usage("", "")) is None
 
 
+def test_paths_of_images_in_a_store_are_not_missing():
+    import fsspec
+
+    table = content({"file_name": ["a.png", "b.png"], "labels": ["x", "y"]})
+    fsspec.filesystem("memory").pipe("/paths/train.parquet", table)
+    split = of("memory://paths", bad_images="skip")
+    assert [split.images.name(row) for row in range(2)] == ["memory://paths/a.png", "memory://paths/b.png"]
+
+
 def test_what_is_no_container(tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     for place in (tmp_path, tmp_path / "a.png", tmp_path / "gone"):
