@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import ROOT, progress
-from mlmoe_jax.apps.cli.environment import FLAGS, LARGE_PAGES, TUNABLES, add_wide_vectors
+from mlmoe_jax.apps.cli.environment import LARGE_PAGES, TUNABLES
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Table
 
+FLAGS, WIDE_VECTORS = "XLA_FLAGS", "--xla_cpu_prefer_vector_width=512"  # as the package sets for its programs
 PEERS = ROOT / "benchmarks" / "peers"
 MUCH_SYSTEM = 0.1  # share of system time in CPU time above which a result is marked
 MARK = "†"
@@ -76,7 +77,8 @@ def _environment(tunables: str = LARGE_PAGES) -> dict[str, str]:
     """Return the environment of every measured process, with large pages and wide vectors as for the program."""
     # Two processes share the accelerator, so JAX must not take most of its memory at once.
     given = {TUNABLES: tunables, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(os.environ)
-    return given | {FLAGS: add_wide_vectors(given.get(FLAGS, ""))}
+    flags = given.get(FLAGS, "")  # for kernels outside a step too, and for older checkouts
+    return given | {FLAGS: flags if WIDE_VECTORS.split("=")[0] in flags else f"{flags} {WIDE_VECTORS}".strip()}
 
 
 class Worker:

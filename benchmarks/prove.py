@@ -184,6 +184,7 @@ def describe(facts: dict[str, Any], *, short: bool, peer: str = "") -> dict[str,
     return {
         "devices": f"{len(facts['devices'])} × {facts['devices'][0]}",
         "runtime": facts["runtime"],
+        "known errors": facts.get("known_errors") or "none of this JAX version on this device",
         "host": f"{host['processor']}, {host['cores']} cores, {host['memory_gb']} GB, {host['system']}",
         "versions": f"Python {sys.version.split()[0]}, {packages}",
         "commit": f"{commit or 'unknown'}{', with changes' if changes else ''}",

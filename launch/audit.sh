@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
-python="$(find_python)" || exit 2
+choose_python
 tools="$(mktemp -d)"
 trap 'rm -rf "$tools"' EXIT
 "$python" -m venv "$tools"

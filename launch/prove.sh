@@ -9,8 +9,8 @@
 #   bash launch/prove.sh --photos=ROOT --names=FILE          # also zero-shot mAP on VOC 2007, by a list of its labels
 #   bash launch/prove.sh --help                              # all flags
 #
-# Rerun it to continue. The first run sets up an environment, which needs the network. Set PYTHON to a Python 3.11 or
-# newer if python3 is older, as on TPU VMs.
+# Rerun it to continue. The first run sets up an environment, which needs the network. Set PYTHON if the
+# PATH has no Python 3.11 or newer, as on TPU VMs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mlmoe_jax.apps.cli.environment import set_environment
+from mlmoe_jax.apps.cli.environment import use_large_pages
 from mlmoe_jax.errors import INTERRUPTED
 
 
@@ -30,7 +30,7 @@ def console() -> None:
     """Entry point of the installed `mlmoe` command."""
     for number in (signal.SIGINT, signal.SIGTERM):  # while no command is in progress, and nothing needs to be saved
         signal.signal(number, lambda number, frame: os._exit(INTERRUPTED))
-    set_environment()
+    use_large_pages()
     from mlmoe_jax.apps.cli.process import quiet_libraries
 
     quiet_libraries()

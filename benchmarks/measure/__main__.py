@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measure.options import parse
-from mlmoe_jax.apps.cli.environment import set_environment
+from mlmoe_jax.apps.cli.environment import use_large_pages
 from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
 from tools.docs.source import parse_source
 
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     module = importlib.import_module(f"benchmarks.measure.{name}")
     options = parse(module.Options, rest, f"benchmarks.measure {name}", module.__doc__)
-    set_environment()
+    use_large_pages()
     try:
         for text in module.measure(options):
             print(text, flush=True)

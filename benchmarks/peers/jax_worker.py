@@ -31,6 +31,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.layers import dispatch
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, preprocess_for
+from mlmoe_jax.runtime.compiler import known_errors
 from mlmoe_jax.runtime.memory import device_capacity, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch, shard_tree
@@ -49,6 +50,7 @@ def facts() -> dict[str, Any]:
         "memory": device_capacity(devices[0])[0],
         "runtime": " ".join(devices[0].client.platform_version.split()),
         "packages": protocol.versions(*PACKAGES),
+        "known_errors": known_errors(devices[0]),
     }
 
 

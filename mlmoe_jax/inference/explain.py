@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from PIL import Image
 
@@ -41,7 +41,7 @@ from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import apply_model, jit_step
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import LABELS, PROMPTS
 from mlmoe_jax.models.params import ModelDef, Params
@@ -51,7 +51,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.formats import UNPACKED_BYTES, dump_json
 from mlmoe_jax.runtime.progress import megabytes, status
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
+from mlmoe_jax.runtime.sharding import LabelAxes
 
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 IMAGES_PER_DEVICE = 8  # in a batch: attention maps of many labels are large
@@ -72,7 +72,7 @@ def make_explain_step(
         prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+    return jit_step(step, definition, mesh)
 
 
 # ------------------------------------------------------------------------------------------------- names of the prompts

@@ -35,8 +35,10 @@ from mlmoe_jax.pretrained.locate import backbone_file, locate
 from mlmoe_jax.pretrained.text_towers import load_text_tower
 from mlmoe_jax.pretrained.tokenizers import canonical, open_tokenizer
 from mlmoe_jax.runs.assemble import backbone_fingerprint, load_pretrained
+from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.sharding import find_devices
 from mlmoe_jax.runtime.text import printable, quantity
 
 BATCH = 32  # texts per call of the tower
@@ -208,7 +210,8 @@ def _encode_tokens(
     status(f"encoding {quantity(count, 'text')} by the text tower of {backbone}")
     tower, tokens = load_text_tower(text_entry(backbone).shape, _find_tower(backbone, weights), tokens)
     definition, values, _ = ModelDef.split(tower)
-    encode = jax.jit(lambda values, tokens, valid: definition.merge(values)(tokens, valid))
+    options = compiler_options(find_devices()[0].platform)
+    encode = jax.jit(lambda values, *given: definition.merge(values)(*given), compiler_options=options)
     vectors = []
     with jax.default_matmul_precision("highest"):
         for start in range(0, count, BATCH):

@@ -15,6 +15,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.mosaics import CELLS, classify_mosaics
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 
 
@@ -92,7 +93,7 @@ def make_eval_step(
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         return {**outputs, "gates": prediction.gates} if gates else outputs
 
-    return _jit(step, mesh)
+    return jit_step(step, definition, mesh)
 
 
 def make_embedding_step(
@@ -113,7 +114,7 @@ def make_embedding_step(
                 prediction = average_logits(prediction, model(image[:, :, ::-1]))
         return {"logits": prediction.logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
 
-    return _jit(step, mesh)
+    return jit_step(step, definition, mesh)
 
 
 def make_feature_step(
@@ -130,9 +131,10 @@ def make_feature_step(
         features = definition.merge(definition.shapes(), values).encode(preprocess(batch["image"]))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
-    return _jit(step, mesh)
+    return jit_step(step, definition, mesh)
 
 
-def _jit(step: Callable, mesh: Mesh) -> Callable:
-    """Return the jitted step, whose results every process receives."""
-    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+def jit_step(step: Callable, definition: ModelDef, mesh: Mesh) -> Callable:
+    """Return the jitted step of a model, whose results every process receives."""
+    options = compiler_options(mesh.devices.flat[0].platform, bfloat16=definition.bfloat16)
+    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED), compiler_options=options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import resource
 from collections.abc import Sequence
 
@@ -10,12 +12,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.compiler import known_errors
 from mlmoe_jax.runtime.files import GIB, cache_folder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import find_devices, make_mesh
 from mlmoe_jax.runtime.storage import remove_leftovers
 
 AUTO = "auto"
+_logger = logging.getLogger(__name__)
 
 
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
@@ -30,11 +34,19 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     remove_leftovers(cache_folder(), below=True)
     _say_limit_of_memory()
     mesh = make_mesh(config.mesh, devices)
-    platform = (find_devices() if devices is None else devices)[0].platform
-    config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
+    first = (find_devices() if devices is None else devices)[0]
+    _warn(known_errors(first))
+    config.model.dtype, config.model.frozen_dtype = dtypes(config, first.platform)
     if training:
         require_whole_batch(config, mesh.size)
     return mesh
+
+
+@functools.cache
+def _warn(errors: str) -> None:
+    """Log the sentence of `known_errors` once."""
+    if errors:
+        _logger.warning(errors)
 
 
 def _say_limit_of_memory() -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.split import SkippedImages
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import apply_model, jit_step
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress
-from mlmoe_jax.runtime.sharding import REPLICATED
 from mlmoe_jax.training.experiment import training_batches
 from mlmoe_jax.training.objective import training_objective
 
@@ -65,8 +62,7 @@ def _gradient_step(run: Run, paths: Sequence[str], labels: np.ndarray) -> Callab
         prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
         return objective(prediction, batch)[0]
 
-    @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
     def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
         return jax.grad(loss_of)({path: values[path] for path in paths}, values, frozen, batch, key)
 
-    return step
+    return jit_step(step, run.definition, run.mesh)

@@ -19,6 +19,7 @@ from mlmoe_jax.models.adapters.prompts import clip_to_bounds
 from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
 from mlmoe_jax.training.mixing import Mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
@@ -95,15 +96,17 @@ class TrainStep:
     All buffers of the state are donated, except the frozen weights, which the compiled function does not return.
     """
 
-    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
+    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None, *, bfloat16: bool = False):
         self._step, self._mesh, self._label_axes = step, mesh, label_axes
+        self._options = compiler_options(mesh.devices.flat[0].platform, bfloat16=bfloat16)
         self._compiled: jax.stages.Compiled | None = None
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Lower the step (see `jax.jit(...).lower`). Arguments are arrays, or ShapeDtypeStructs with shardings."""
         moving = state.replace(frozen={})
         out = tree_shardings(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
-        return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
+        step = jax.jit(self._step, donate_argnums=0, out_shardings=out, compiler_options=self._options)
+        return step.lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
         """Return the compiled step, which the first call compiles. All calls must have arguments of equal shapes."""
@@ -162,7 +165,7 @@ def make_train_step(
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
-    return TrainStep(step, mesh, label_axes)
+    return TrainStep(step, mesh, label_axes, bfloat16=definition.bfloat16)
 
 
 def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:

@@ -24,6 +24,8 @@ class ColorModel:
     means of the channels.
     """
 
+    bfloat16 = False
+
     def __init__(self, gates: bool = True):
         self.gates = gates
 

@@ -20,7 +20,7 @@ def types(step, parts) -> set[str]:
     """Return the types of the operands of all matrix products and convolutions of a step, on two images."""
     number = jax.ShapeDtypeStruct((2,), jnp.float32)
     batch = {"image": jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.uint8), "id": number, "mask": number}
-    program = jax.make_jaxpr(step)({**parts.trainable, **parts.stats}, parts.frozen, batch)
+    program = step.trace({**parts.trainable, **parts.stats}, parts.frozen, batch).jaxpr
     names = ("dot_general", "conv_general_dilated")
     every = (equation for equation in equations(program.jaxpr) if equation.primitive.name in names)
     return {str(operand.aval.dtype) for equation in every for operand in equation.invars}

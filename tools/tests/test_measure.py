@@ -61,7 +61,7 @@ def test_options_are_read_by_their_types():
 def test_a_wrong_command_is_refused(words, says, tmp_path, monkeypatch, capsys):
     (tmp_path / "frozen.json").write_text('{"linear probe": {"rate": 0.01}}')
     monkeypatch.setattr(photographs, "frequent", lambda root: np.arange(2))
-    monkeypatch.setattr("benchmarks.measure.__main__.set_environment", lambda: None)
+    monkeypatch.setattr("benchmarks.measure.__main__.use_large_pages", lambda: None)
     try:
         code = main(words.format(tmp_path).split())
     except SystemExit as ended:

@@ -105,6 +105,12 @@ def test_the_page_has_the_machine_a_verdict_per_part_and_its_tables():
     assert "## c\n\nAbout c." in page
 
 
+def test_the_head_of_the_page_names_known_errors_of_the_jax_version():
+    name = "known errors"
+    assert prove.describe(FACTS, short=True)[name] == "none of this JAX version on this device"
+    assert prove.describe(FACTS | {"known_errors": "JAX 0.10.2 is wrong"}, short=True)[name] == "JAX 0.10.2 is wrong"
+
+
 # ------------------------------------------------------------------------------------------------------------- parts
 def test_a_suite_part_reads_rows_tables_and_errors(setup):
     suite = proof.suite("overhead", 1, 1, proof._judge_overhead, "--batches=64N")

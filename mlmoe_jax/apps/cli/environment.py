@@ -1,4 +1,4 @@
-"""Variables of the environment that glibc and XLA read when a process starts.
+"""The variable of the environment that glibc reads when a process starts.
 
 This module imports no library, because `use_large_pages` may restart the program, which would import it twice.
 """
@@ -16,24 +16,6 @@ LARGE_PAGES = ":".join(
         "glibc.malloc.trim_threshold=67108864",
     )
 )
-FLAGS = "XLA_FLAGS"
-WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
-
-
-def set_environment() -> None:
-    """Set XLA_FLAGS, and restart this process with GLIBC_TUNABLES under the conditions of `use_large_pages`."""
-    os.environ[FLAGS] = add_wide_vectors(os.environ.get(FLAGS, ""))
-    use_large_pages()
-
-
-def add_wide_vectors(flags: str) -> str:
-    """Return `flags` and a flag with which XLA uses vectors of 512 bits, instead of 256, on a CPU that has them.
-
-    `flags` is the value of XLA_FLAGS, which XLA reads at its first program. Flags that already set the width are
-    returned unchanged. Wide vectors speed up GELU, normalizations and depthwise convolutions, but not matmuls. All
-    gradients of ConvNeXt-T take 0.8 of the time, and a training step of DR-MoE on ResNet-101 takes 0.92.
-    """
-    return flags if WIDE_VECTORS.split("=")[0] in flags else f"{flags} {WIDE_VECTORS}".strip()
 
 
 def use_large_pages() -> None:

@@ -7,12 +7,17 @@ fits are columns of one matmul. N images, R features, K labels, F fits per label
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
+
+from mlmoe_jax.runtime.compiler import compiler_options
+from mlmoe_jax.runtime.sharding import find_devices
 
 NEWTON, CONJUGATE, HALVINGS = 50, 100, 20  # the most steps of each loop
 RESIDUAL = 0.1  # largest residual of a linear system, relative to its right-hand side
@@ -23,7 +28,6 @@ PerColumn, Flags = Float[Array, " p"], Bool[Array, " p"]
 PerImage = Float[Array, "n p"]
 
 
-@jax.jit
 def solve(
     values: Float[Array, "n r"],
     label: Float[Array, "n k"],
@@ -52,6 +56,15 @@ def solve(
       tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most
         tolerance · (1 + |b|).
     """
+    return _jitted()(values, label, known, fold, penalty, offsets, weights, biases, tolerance)
+
+
+@functools.cache
+def _jitted() -> Callable:
+    return jax.jit(_solve, compiler_options=compiler_options(find_devices()[0].platform, many_rows=True))
+
+
+def _solve(values, label, known, fold, penalty, offsets, weights, biases, tolerance):
     fits = biases.shape[1]
     kept = fold[:, None] != jnp.arange(fits)
     counted = (known[:, :, None] * kept[:, None]).reshape(len(values), -1)

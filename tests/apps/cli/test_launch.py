@@ -124,12 +124,59 @@ def test_prove_sets_up_jax_for_the_accelerator(launch, tmp_path, gpu):
     assert calls[-1] == "-m benchmarks.prove --short"
 
 
-def test_an_old_python_is_refused(launch, tmp_path):
-    old = tmp_path / "old"
-    old.mkdir()
-    for name in ("python", "python3", "python3.11", "python3.12", "python3.13"):
-        (old / name).write_text("#!/bin/sh\nexit 1\n")
-        (old / name).chmod(0o755)
-    error, calls = launch("launch/local.sh", OLD="1", PATH=f"{old}:{os.environ['PATH']}", code=2)
-    assert "no Python 3.11 or newer" in error
-    assert calls == []
+@pytest.fixture
+def choose(tmp_path):
+    """A function that returns what the scripts say about their choice, with interpreters of these versions on the path.
+
+    An interpreter of version "" only prints an error. `variables` are of the environment.
+    """
+    tools = tmp_path / "tools"
+    tools.mkdir()
+
+    def run(interpreters, code=0, **variables):
+        for name, version in interpreters.items():
+            (tools / name).write_text(
+                RECORDER.replace("3.11.99", version) if version else "#!/bin/sh\necho no >&2; exit 127\n"
+            )
+            (tools / name).chmod(0o755)
+        done = subprocess.run(
+            ["bash", "-c", f". {REPOSITORY / 'launch/environment.sh'}; choose_python"],
+            env={"PATH": f"{tools}:{os.environ['PATH']}", "MLMOE_VENV": str(tmp_path / "venv")} | variables,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code
+        return done.stderr
+
+    return run
+
+
+NONE = dict.fromkeys(("python", "python3", "python3.11", "python3.12", "python3.13"), "")
+
+
+def test_the_newest_python_that_runs_is_chosen(choose):
+    said = choose({**NONE, "python3.12": "3.12.1", "python3.11": "3.11.7"})
+    assert said == "Python 3.12.1, python3.12: the newest on the PATH that runs; not suitable: python3.13\n"
+    said = choose({"python3.12": "", "python3.11": "3.11.7"}).splitlines()
+    assert said[0] == "Python 3.11.7, python3.11: the newest on the PATH that runs; not suitable: python3.13 python3.12"
+    assert "Python 3.12 or newer" in said[1], "what 3.11 does not give"
+    assert choose({"python3.11": "", "python": "3.14.0"}).startswith("Python 3.14.0, python: the newest")
+
+
+def test_python_is_an_order(choose, tmp_path):
+    assert (
+        choose({**NONE, "python3.13": "3.13.0", "mine": "3.12.1"}, PYTHON="mine")
+        == "Python 3.12.1, mine: set by PYTHON\n"
+    )
+    said = choose({"mine": ""}, code=2, PYTHON="mine")
+    assert said == "error: PYTHON=mine does not run as Python 3.11 or newer with venv and ensurepip; set another\n"
+
+
+def test_an_environment_keeps_its_python(launch, choose, tmp_path):
+    launch("launch/local.sh", VERSION="3.12.1")
+    said = choose({**NONE, "python3.13": "3.13.0"})
+    assert said.startswith(f"Python 3.12.1, {tmp_path / 'venv/bin/python'}: the environment exists")
+
+
+def test_a_machine_without_a_suitable_python_is_refused(choose):
+    assert "no Python 3.11 or newer" in choose(NONE, code=2)

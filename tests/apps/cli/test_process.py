@@ -12,11 +12,8 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli import environment, process
 from mlmoe_jax.apps.cli.environment import (
-    FLAGS,
     LARGE_PAGES,
     TUNABLES,
-    WIDE_VECTORS,
-    add_wide_vectors,
     use_large_pages,
 )
 from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_command, run_job, warnings_printed
@@ -40,18 +37,6 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "mlmoe_jax.main", "--mode=data", "--json"])
     monkeypatch.setattr(sys, "argv", ["main.py", "--mode=data", "--json"])
     return started
-
-
-@pytest.mark.parametrize(
-    ("given", "used"),
-    [
-        ("", WIDE_VECTORS),
-        ("--xla_dump_to=x", f"--xla_dump_to=x {WIDE_VECTORS}"),
-        ("--xla_cpu_prefer_vector_width=256", "--xla_cpu_prefer_vector_width=256"),
-    ],
-)
-def test_wide_vectors_are_used_unless_the_user_sets_the_width(given, used):
-    assert add_wide_vectors(given) == add_wide_vectors(used) == used
 
 
 def test_the_process_starts_again_with_large_pages(started):
@@ -91,19 +76,19 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
         "from mlmoe_jax.apps.cli import environment\n"
         f"environment.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
         "print('begins', flush=True)\n"
-        f"names = {TUNABLES!r}, {FLAGS!r}\n"
-        "main.main = lambda words: print(os.getpid(), *map(os.environ.get, names), words, sys.flags.utf8_mode) or 7\n"
+        f"name = {TUNABLES!r}\n"
+        "main.main = lambda words: print(os.getpid(), os.environ.get(name), words, sys.flags.utf8_mode) or 7\n"
         "main.console()\n"
     )
     # A program that is traced, as for coverage, does not start itself again.
-    variables = {name: os.environ[name] for name in os.environ if not name.startswith((TUNABLES, FLAGS, "COVERAGE"))}
+    variables = {name: os.environ[name] for name in os.environ if not name.startswith((TUNABLES, "COVERAGE"))}
     variables["PYTHONPATH"] = str(REPOSITORY)
     command = [sys.executable, "-X", "utf8", str(tmp_path / "program.py"), "--mode=data", "two words"]
     program = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
     output, _ = program.communicate(timeout=60)
     assert output.splitlines() == [
         *("begins", "begins"),
-        f"{program.pid} {LARGE_PAGES} {WIDE_VECTORS} ['--mode=data', 'two words'] 1",
+        f"{program.pid} {LARGE_PAGES} ['--mode=data', 'two words'] 1",
     ]
     assert program.returncode == 7
 

@@ -80,7 +80,7 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
     """Return the multiply-adds per image of the evaluation step, counted in its jaxpr."""
     batch = steps.preprocess.batch_shapes(batch_size)
     with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
-        evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
+        evaluation = steps.eval_step.trace(learned, frozen, batch).jaxpr
     return round(count_macs(evaluation.jaxpr) / batch_size)
 
 
