@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
+from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, wants_parts
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import is_read_only
@@ -375,12 +376,6 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
         raise UserError(f"there is no --format={name} for this mode; there are {', '.join(known)}")
 
 
-def _writes_parts(flags: Namespace) -> bool:
-    from mlmoe_jax.apps.tools.part_files import wants_parts
-
-    return wants_parts(flags.output, flags.format)
-
-
 @_command(
     "predict",
     "label images",
@@ -392,7 +387,7 @@ def _writes_parts(flags: Namespace) -> bool:
         *("column", "part-size", "worker"),
     ),
     together=True,
-    independent=_writes_parts,
+    independent=lambda flags: wants_parts(flags.output, flags.format),
     options={
         "output": {
             "help": "a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
@@ -403,13 +398,11 @@ def _writes_parts(flags: Namespace) -> bool:
     stages=("image", "model", "score"),
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.part_files import PART_FORMATS
-
     _require_format(flags.format, (*FORMATS, *PART_FORMATS))
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
-    if _writes_parts(flags):
+    if wants_parts(flags.output, flags.format):
         return _predict_parts(flags, overrides)
     if flags.worker or flags.part_size:
         raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
@@ -439,13 +432,12 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.part_files import PART_FORMATS
-    from mlmoe_jax.apps.tools.parts import PART_SIZE, label_parts
+    from mlmoe_jax.apps.tools.parts import label_parts
     from mlmoe_jax.runtime import distributed
 
     if flags.select:
         raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
-    if not _writes_parts(Namespace(output=flags.output, format=None)):
+    if not wants_parts(flags.output, None):
         raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/, not {flags.output}")
     alone = distributed.stand_alone()
     open_predictor, _ = _model_to_predict(flags, overrides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -16,19 +15,7 @@ from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.formats import unescape_cell
-from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, atomic_file
-
-PART_FORMATS = ("parquet", "csv", "jsonl")
-
-
-def wants_parts(output: str | None, form: str | None) -> bool:
-    """Return whether an output is a folder of parts.
-
-    It is if `form` is one of PART_FORMATS, or without `form` if `output` exists as a folder or its name has no suffix.
-    """
-    if form:
-        return form in PART_FORMATS
-    return bool(output) and output != STANDARD_OUTPUT and (not epath.Path(output).suffix or os.path.isdir(output))
+from mlmoe_jax.runtime.storage import OutputTarget, atomic_file
 
 
 def write_part(path: epath.Path, rows: ResultRows, results: Iterable[LabeledImage]) -> None:

@@ -27,6 +27,7 @@ from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.part_files import plain, read_names, write_part
+from mlmoe_jax.apps.tools.part_options import PART_SIZE
 from mlmoe_jax.apps.tools.predict_files import ResultRows, Summary
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.data.decoding import Decoding
@@ -41,7 +42,6 @@ from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import abbreviate, quantity
 from mlmoe_jax.runtime.version import __version__
 
-PART_SIZE = 4096  # images
 RECORD = "_labels.json"  # programs that read a folder as one table leave out names that start with _
 _PART = re.compile(r"part-(\d+)\.\w+")
 _LOOK_SECONDS = 2.0  # between two looks for the file of a part

@@ -13,7 +13,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from mlmoe_jax.apps.tools import parts
-from mlmoe_jax.apps.tools.part_files import PART_FORMATS, read_names, wants_parts
+from mlmoe_jax.apps.tools.part_files import read_names
+from mlmoe_jax.apps.tools.part_options import PART_FORMATS, wants_parts
 from mlmoe_jax.apps.tools.parts import RECORD, PartFolder, PartRows, label_parts
 from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
 from mlmoe_jax.data.images import ArrayImages
