@@ -5,7 +5,7 @@
 
 The first --count images of --images are labeled with the model --workdir. Three rates are measured on them, in batches
 of 32 per device, without the first two batches: reading alone, the compiled step alone on one batch, and both as in
-`mlmoe predict --output=FOLDER/`. "share" is the last rate over the slower of the others.
+`mlmoe predict --output=FOLDER/`. "share" is the last rate over the slower of the first two.
 
 For each length in --lists, `mlmoe predict` labels a list of missing files in a process of its own, which is stopped
 after --seconds. The table has its peak memory, and the time until the first part was written.

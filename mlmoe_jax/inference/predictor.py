@@ -211,7 +211,7 @@ class Predictor:
 
         Each `batch_size` rows are one batch. A row of −1 is padding, and a batch of padding alone is not computed, so
         `rows` can tell late which images are left out: a row is asked for when its image is about to be read.
-        `batch_size` is over all devices, a multiple of their number. The other arguments are those of `stream`.
+        `batch_size` is over all devices, a multiple of their number. `top_k` and `gates` are as in `stream`.
         """
         split = self._split(images)
         data = self._data.copy_and_resolve_references()

@@ -256,7 +256,7 @@ def _resumed(program: Program, run: Path, whole: Path, reason: str) -> tuple[boo
 
 # ------------------------------------------------------------------------------------------------------------- parts
 def label_in_parts(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Hit labelings at random times, complete each, and compare the folder with that of a labeling without faults."""
+    """Hit labelings at random times, complete each, and compare it with a labeling without faults."""
     photos, draw = program.place / "many", random.Random(0)
     photos.mkdir()
     for number in range(160):

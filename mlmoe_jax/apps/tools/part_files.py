@@ -55,7 +55,7 @@ def _write_parquet(path: str, rows: ResultRows, results: Iterable[LabeledImage])
 
 
 def _scores(result: LabeledImage, rows: ResultRows) -> np.ndarray | None:
-    """Return the scores f32[K] of a result, zeros if it has none; with `rows.top_k` those of its labels, or None."""
+    """Return the scores f32[K] of a result, zeros if it has none; with `rows.top_k` only for its labels, or None."""
     if rows.top_k is None:
         values = (result.scores or dict.fromkeys(rows.names, 0.0)).values()
     elif result.error:

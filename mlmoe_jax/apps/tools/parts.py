@@ -44,7 +44,7 @@ from mlmoe_jax.runtime.version import __version__
 
 RECORD = "_labels.json"  # programs that read a folder as one table leave out names that start with _
 _PART = re.compile(r"part-(\d+)\.\w+")
-_LOOK_SECONDS = 2.0  # between two looks for the file of a part
+_CHECK_SECONDS = 2.0  # between two checks whether the file of a part exists
 
 
 class _WrittenByOther(Exception):
@@ -186,7 +186,7 @@ class PartRows(Sequence[int]):
     parts: PartFolder
     order: Sequence[int]
     slots: int
-    looks: dict[int, tuple[float, bool]] = field(default_factory=dict)  # part -> when it was looked for, and if found
+    checks: dict[int, tuple[float, bool]] = field(default_factory=dict)  # part -> time, and if it was there
 
     def __len__(self) -> int:
         return len(self.order) * self.slots
@@ -198,10 +198,10 @@ class PartRows(Sequence[int]):
         return -1 if slot >= len(rows) or self._is_written(part) else rows[slot]
 
     def _is_written(self, part: int) -> bool:
-        looked, written = self.looks.get(part, (-math.inf, False))
-        if not written and time.monotonic() - looked > _LOOK_SECONDS:
+        checked, written = self.checks.get(part, (-math.inf, False))
+        if not written and time.monotonic() - checked > _CHECK_SECONDS:
             written = self.parts.path(part).exists()
-            self.looks[part] = time.monotonic(), written
+            self.checks[part] = time.monotonic(), written
         return written
 
 
