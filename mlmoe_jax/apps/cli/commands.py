@@ -438,7 +438,8 @@ def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.select:
         raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
     if not wants_parts(flags.output, None):
-        raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/, not {flags.output}")
+        given = f", not {flags.output}" if flags.output else ""
+        raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/{given}")
     alone = distributed.stand_alone()
     open_predictor, _ = _model_to_predict(flags, overrides)
     return label_parts(

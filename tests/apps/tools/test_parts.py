@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.dataset
 import pytest
 from helpers.color_model import HALVES, NAMES, color, make_run
-from helpers.refusals import CUT, Refusal, contents, damaged, each
+from helpers.refusals import CUT, Refusal, contents, damaged, each, run_command
 from PIL import Image
 from pyarrow import parquet
 
@@ -173,6 +173,18 @@ def test_a_stop_of_one_file_names_parts(at, monkeypatch):
         single(at, "one.csv")
 
 
+@pytest.mark.parametrize("kind", PART_FORMATS)
+def test_an_object_store_gets_the_same_parts(at, bucket, kind):
+    label(at, kind)
+    names = sorted(str(path) for path in (at / "photos").iterdir())
+    predictor = Predictor(make_run(), HALVES)
+    remote = at / "store/bucket/labels"
+    for images in (6, 11, 11):
+        label_parts(lambda: predictor, names[:images], "gs://bucket/labels", kind, size=4, batch_size=2)
+    assert contents(remote) == contents(at / "labels")
+    assert len(bucket) == 4, "two parts, and then the last of them again and a third"
+
+
 def test_files_of_other_programs_stay_and_are_named(at, caplog):
     label(at)
     (at / "labels/notes.txt").write_text("mine")
@@ -246,6 +258,28 @@ def rename(labels: Path) -> None:
     listed[4].rename(listed[4].with_name("04b.png"))
 
 
+def command(name, *says, **flags):
+    words = [f"--{flag.replace('_', '-')}={value}" for flag, value in {"workdir": "run", **flags}.items()]
+    return Refusal(name, None, lambda at: run_command("predict", "--images=a.jpg", *words), *says)
+
+
+COMMANDS = [
+    command("worker", "argument --worker: '3/2' is not a number from 1 to N, and N, as in 2/16", worker="3/2"),
+    command("worker 0", "'0/2' is not a number from 1 to N", worker="0/2"),
+    command("a worker on a file", "--worker and --part-size are for parts of a corpus", worker="1/2", output="a.csv"),
+    command("a part of a file", "--worker and --part-size are for parts of a corpus", part_size=8),
+    command(
+        "a file",
+        "--format=csv is for parts of a corpus; give --output=FOLDER/, not a.csv",
+        format="csv",
+        output="a.csv",
+    ),
+    command("no folder", "--format=csv is for parts of a corpus; give --output=FOLDER/", format="csv"),
+    command("a selection", "--select writes one file", select="both", count=2, output="labels/"),
+    command("a format", "there is no --format=xml for this mode; there are ", format="xml", output="labels/"),
+]
+
+
 OTHER = "has labels with another value of {}; name another folder, or repeat the command that wrote it"
 OF_PARTS = [
     of_parts("other weights", None, OTHER.format("weights"), again={"run": make_run(bias=1.0)}),
@@ -269,7 +303,7 @@ OF_PARTS = [
 ]
 
 
-@each(OF_PARTS)
+@each([*OF_PARTS, *COMMANDS])
 def test_refusals_of_parts(case, tmp_path):
     case.check(tmp_path)
 
