@@ -159,7 +159,13 @@ class PartFolder:
             raise UserError(f"{path} is a part of another command, with other images; remove it")
 
     def write(self, part: int, rows: ResultRows, results: Iterable[LabeledImage]) -> None:
-        """Write the file of a part; nothing if the last results are missing because another worker has written it."""
+        """Write the file of a part; nothing if the last results are missing because another worker has written it.
+
+        Raises UserError if a later command has given the last part more images.
+        """
+        count = self.folder.read_json(RECORD, lambda record: int(record["images"]))
+        if count != len(self.images):
+            raise UserError(f"another command labels {count:,} images into {self.folder} now; repeat that command")
         with contextlib.suppress(_WrittenByOther):
             write_part(self.path(part), rows, _all_of(results, len(self.rows(part))))
 

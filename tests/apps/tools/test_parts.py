@@ -151,6 +151,18 @@ def test_further_images_change_the_last_part_only(at):
     assert contents(at / "labels") == grown
 
 
+def test_a_worker_stops_if_another_command_adds_images(at):
+    label(at)
+    record = json.loads((at / "labels" / RECORD).read_text())
+    images = ArrayImages(np.zeros((11, 1, 1, 3), np.uint8))
+    before = contents(at / "labels")
+    (at / "labels" / RECORD).write_text(json.dumps(record | {"images": 12}))
+    with pytest.raises(UserError, match=r"another command labels 12 images into .*; repeat that command"):
+        PartFolder(Folder(at / "labels"), "parquet", images, 4).write(2, parts.ResultRows(NAMES), [])
+    (at / "labels" / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    assert contents(at / "labels") == before
+
+
 def test_a_stop_says_what_is_there(at, monkeypatch):
     def stop(self, *arguments):
         if arguments[0] == 2:
