@@ -79,8 +79,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "of transformers), or official (a .safetensors or .npz file with the names of the authors' code; default for "
         "such an --output); for predict and pack: label_studio or fiftyone (.json), cvat (.xml), sidecar (a folder "
         "with a text file of tags per image), wd_tagger (such a folder with selected_tags.csv), xmp (keywords in "
-        "sidecars such as 1.jpg.xmp, in a folder, or beside images in the folder), or xmp_lightroom (such as 1.xmp); for "
-        "predict also parquet (default), csv or jsonl, the format of the parts in a folder"
+        "sidecars such as 1.jpg.xmp, in a folder, or beside images in the folder), or xmp_lightroom (such as 1.xmp); "
+        "for predict also parquet (default), csv or jsonl, the format of the parts in a folder"
     },
     "include-frozen": {
         "help": "of --format=safetensors: always (all frozen weights; default), auto (unpublished frozen weights), or "

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import json
 import logging
 import math
 import re
@@ -36,6 +37,7 @@ from mlmoe_jax.data.split_checks import sample_images
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.inference.predictor import LabeledImage, Predictor
 from mlmoe_jax.models.params import fingerprint
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Outcome
@@ -85,7 +87,8 @@ class PartFolder:
         """Return the content of RECORD: what the rows depend on (`settings`), and a digest of the names per part."""
         settings = {"part size": self.size, "format": self.kind, **settings}
         parts = [self.digest(self.rows(part)) for part in range(self.count)]
-        return {"images": len(self.images), "settings": settings, "parts": parts}
+        record = {"images": len(self.images), "settings": settings, "parts": parts}
+        return json.loads(dump_json(record))  # as it is read back: a tuple becomes a list
 
     def prepare(self, record: dict[str, Any]) -> None:
         """Write RECORD to the folder, or compare it with the RECORD that is there.

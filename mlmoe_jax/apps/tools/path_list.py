@@ -49,8 +49,8 @@ class PathList(Sequence[str]):
                         raise UserError(f"the list {item} is not UTF-8; save it as UTF-8, with one path per line")
                     self._starts.append(start)
                     self._rows.append(self._count)
+                    self._count += len(_lines(block, start))
                     start += len(block)
-                    self._count += sum(1 for line in block.splitlines() if line.strip())
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read the list {item}: {reason_of(error)}") from error
         self._starts.append(start)
@@ -73,7 +73,7 @@ class PathList(Sequence[str]):
             block = stream.read(end - start)
         if len(self._blocks) >= _KEPT_BLOCKS:
             self._blocks = {}
-        paths = [self._path(os.fsdecode(line)) for line in _without_mark(block, start).splitlines() if line.strip()]
+        paths = [self._path(os.fsdecode(line)) for line in _lines(block, start)]
         self._blocks[number] = paths
         return paths
 
@@ -96,8 +96,10 @@ def _read_blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-def _without_mark(block: bytes, start: int) -> bytes:
-    return block if start else block.removeprefix(codecs.BOM_UTF8)
+def _lines(block: bytes, start: int) -> list[bytes]:
+    """Return the lines of a block that are not empty, without the byte order mark of the first block."""
+    block = block if start else block.removeprefix(codecs.BOM_UTF8)
+    return [line for line in block.splitlines() if line.strip()]
 
 
 def _version(stream: BinaryIO) -> tuple[int, int]:
