@@ -5,10 +5,13 @@ from __future__ import annotations
 import abc
 import hashlib
 import io
+import logging
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 
 import numpy as np
 from etils import epath
@@ -100,16 +103,22 @@ class Images(abc.ABC):
         """
         if not self.may_have_frames:
             return []
-        all_rows = [row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME)]
-        rows = all_rows[: MOST_FAR if any("://" in self.name(row) for row in all_rows[:1]) else MOST_OPENED]
+        candidates = (row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME))
+        rows = list(islice(candidates, 1))
+        rows += islice(candidates, (MOST_FAR if rows and "://" in self.name(rows[0]) else MOST_OPENED) - 1)
         with ThreadPoolExecutor() as pool:  # the files may be far away
             found = list(pool.map(self.has_frames, rows))
-        several = [self.name(row) for row, has_frames in zip(rows, found, strict=True) if has_frames]
-        notes = [describe_frames(several)] if several else []
-        if len(rows) < len(all_rows):
-            opened = f"{quantity(len(rows), 'file')} of {len(all_rows):,} opened to see"
+        several = dict.fromkeys(self.name(row) for row, has_frames in zip(rows, found, strict=True) if has_frames)
+        notes = [describe_frames(list(several))] if several else []
+        if unopened := sum(1 for _ in candidates):
+            opened = f"{quantity(len(rows), 'file')} of {len(rows) + unopened:,} opened to see"
             notes.append(f"may have further images with several frames: {opened}")
         return notes
+
+    def warn_of_frames(self) -> None:
+        """Log a warning about the images with several frames."""
+        for note in self.frames_note():
+            logging.getLogger(__name__).warning(f"the input {note}")
 
     def digest(self, row: int) -> str:
         """Return a hash of the content of image `row`; BadImage if it cannot be read."""
@@ -159,6 +168,49 @@ class _Subset(Images):
 
     def stamp(self, row: int) -> str:
         return self.whole.stamp(int(self.rows[row]))
+
+
+class JoinedImages(Images):
+    """The images of several sources, one source after the other."""
+
+    are_decoded = True
+    may_have_frames = True
+
+    def __init__(self, parts: Sequence[Images]):
+        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def _find(self, row: int) -> tuple[Images, int]:
+        """Return the source of image `row`, and its row there."""
+        at = bisect_right(self.ends, row)
+        return self.parts[at], row - (self.ends[at - 1] if at else 0)
+
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
+        images, row = self._find(row)
+        return images.open(row, decoding)
+
+    def name(self, row: int) -> str:
+        images, row = self._find(row)
+        return images.name(row)
+
+    def has_frames(self, row: int) -> bool:
+        images, row = self._find(row)
+        return images.may_have_frames and images.has_frames(row)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageNames(Sequence[str]):
+    """The names of images, each of which is made when it is used."""
+
+    images: Images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> str:
+        return self.images.name(range(len(self.images))[row])
 
 
 @dataclass(eq=False)

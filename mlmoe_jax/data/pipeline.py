@@ -16,7 +16,7 @@ import mmap
 import multiprocessing
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, BinaryIO
@@ -72,6 +72,8 @@ class _Examples(grain.transforms.MapWithIndex):
             vars(self).update(state, split=pickle.loads(data), _copy=-1)
 
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
+        if (element < 0).all():  # skipped rows may be millions
+            return {"id": element.astype(np.int32)}
         share, count = self.process
         size = len(element) // count
         examples = [
@@ -124,6 +126,7 @@ def build_loader(
     first_step: int = 0,
     labels: bool = True,
     process: tuple[int, int] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> Iterator[HostBatch]:
     """Return an iterator over this process's part of every global batch of `batch_size` images.
 
@@ -142,23 +145,32 @@ def build_loader(
       labels: whether to add `label` and `label_mask`, which only training uses.
       process: (index of this process, number of processes); None means the result of `distributed.process`. ValueError
         if `batch_size` is not a multiple of the number of processes.
+      rows: for evaluation, the rows to return, in this order, each read when it is needed; −1 is padding. None means
+        all rows. Batches of padding alone are left out.
     """
     process = process or distributed.process()
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
     if augment is not None:
-        rows = _shuffled_rows(split, seed)
+        source = _shuffled_rows(split, seed)
+    elif rows is not None:
+        source = grain.MapDataset.source(rows)
     else:
-        rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
+        source = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
     examples = _Examples(split, data_config, augment, seed, labels, process)
-    batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
+    batches = source.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
     readers = _choose_readers(split, data_config, batch_size // process[1])
     threads = grain.ReadOptions(num_threads=readers.threads, prefetch_buffer_size=2 * readers.threads)
     loader = batches.to_iter_dataset(threads)
     if readers.workers:
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
         loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=readers.workers), workers.follow_parent)
-    return _worker_batches(loader, examples) if readers.workers else iter(loader)
+    read = _worker_batches(loader, examples) if readers.workers else iter(loader)
+    return read if rows is None else filter(_has_images, read)
+
+
+def _has_images(batch: HostBatch) -> bool:
+    return bool((batch["id"] >= 0).any())
 
 
 def _worker_batches(loader: grain.IterDataset, examples: _Examples) -> Iterator[HostBatch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import cast
@@ -16,8 +15,6 @@ from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike
-
-_logger = logging.getLogger(__name__)
 
 ImageLike = PathLike | bytes | np.ndarray | Image.Image
 
@@ -69,11 +66,6 @@ class MixedImages(Images):
         """Return whether image `row` is a file, or a Pillow image of a file, with several frames."""
         image = self.items[row]
         return isinstance(image, PathLike | bytes | Image.Image) and has_frames(image)
-
-    def warn_of_frames(self) -> None:
-        """Log a warning about the images with several frames."""
-        for note in self.frames_note():
-            _logger.warning(f"the input {note}")
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         """Open an image as Pillow image or array. BadImage if it cannot be read, or has another type or shape."""

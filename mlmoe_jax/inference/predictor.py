@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split
@@ -155,7 +156,7 @@ class Predictor:
 
     def stream(
         self,
-        images: Sequence[ImageLike] | MixedImages,
+        images: Sequence[ImageLike] | Images,
         *,
         batch_size: int | None = None,
         top_k: int | None = None,
@@ -165,7 +166,7 @@ class Predictor:
         """Return an iterator over the results, in the order of the images. Images are read while the model runs.
 
         Args:
-          images: as in `__call__`.
+          images: as in `__call__`, or an `Images`, whose names are made when they are needed.
           batch_size: the batch size over all devices, rounded up to a multiple of the number of devices. None = the
             smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size. All
             batches have the same size. The last batch is padded. The model is compiled once per batch size.
@@ -180,25 +181,44 @@ class Predictor:
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
         split = self._split(images)
-        self.check_top_k(top_k)
-        run, devices = self.run, self.run.mesh.size
+        devices = self.run.mesh.size
         if batch_size is None:
             batch_size = fitting_size(len(images), [size * devices for size in SIZES_PER_DEVICE])
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size} and should be above 0")
         batch_size = devices * math.ceil(batch_size / devices)
-        if gates:
-            batch = run.preprocess.batch_shapes(batch_size)
-            if not jax.eval_shape(self._steps[True], run.values, run.frozen, batch)["gates"]:
-                raise UserError(f"a model with the head {run.config.model.head.kind} has no gates")
+        self.check_options(top_k, gates)
         if not len(images):
             return iter(())
         if not task:  # a command has warned of the frames of its files
             split.images.warn_of_frames()
-        outputs = self._outputs(self._steps[gates], split, batch_size, task)
+        outputs = self._all_outputs(self._steps[gates], split, batch_size, task)
         if self.ranked:
             return self._ranked_results(outputs, split, top_k)
-        return (result for output in outputs for result in self._batch_results(output, split, top_k))
+        return (result for output in outputs for _, result in self._batch_results(output, split, top_k))
+
+    def label_rows(
+        self,
+        images: Images,
+        rows: Sequence[int],
+        *,
+        batch_size: int,
+        top_k: int | None = None,
+        gates: bool = False,
+        progress: Progress | None = None,
+    ) -> Iterator[tuple[int, LabeledImage]]:
+        """Yield (row, result) of the images with the row numbers `rows`, in that order, labeled by thresholds.
+
+        Each `batch_size` rows are one batch. A row of −1 is padding, and a batch of padding alone is not computed, so
+        `rows` can tell late which images are left out: a row is asked for when its image is about to be read.
+        `batch_size` is over all devices, a multiple of their number. `top_k` and `gates` are as in `stream`.
+        """
+        split = self._split(images)
+        data = self._data.copy_and_resolve_references()
+        data.update(threads=self.run.config.data.threads, workers=self.run.config.data.workers)
+        loader = build_loader(data, split, batch_size=batch_size, labels=False, rows=rows)
+        for output in self._outputs(self._steps[gates], loader, progress):
+            yield from self._batch_results(output, split, top_k)
 
     def _ranked_results(self, outputs: Iterable[dict], split: Split, top_k: int | None) -> Iterator[LabeledImage]:
         """Yield the results with ranks, after all images are scored. Too few images for ranks get labels by score."""
@@ -219,10 +239,11 @@ class Predictor:
                 "whatever they show; look at the scores, set eval.threshold, or name what else the images show"
             )
         for output in outputs:
-            yield from self._batch_results(output, split, top_k, ranks)
+            for _, result in self._batch_results(output, split, top_k, ranks):
+                yield result
 
     def embed(
-        self, images: Sequence[ImageLike], *, batch_size: int, task: str = ""
+        self, images: Sequence[ImageLike] | Images, *, batch_size: int, task: str = ""
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
         """Yield rows int[n], probabilities [n,K] and pooled features f32[n,D] of the n readable images of each batch.
 
@@ -230,7 +251,7 @@ class Predictor:
         """
         run = self.run
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-        for output in self._outputs(step, self._split(images), batch_size, task):
+        for output in self._all_outputs(step, self._split(images), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
@@ -243,21 +264,30 @@ class Predictor:
         batches = math.ceil(images / (most or LARGEST_BATCH * devices))
         return devices * math.ceil(images / batches / devices)
 
+    def check_options(self, top_k: int | None, gates: bool) -> None:
+        """Raise UserError if `top_k` is out of range, see `check_top_k`, or the model has no `gates`."""
+        self.check_top_k(top_k)
+        run = self.run
+        batch = run.preprocess.batch_shapes(run.mesh.size)
+        if gates and not jax.eval_shape(self._steps[True], run.values, run.frozen, batch)["gates"]:
+            raise UserError(f"a model with the head {run.config.model.head.kind} has no gates")
+
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError if `top_k` is neither None nor from 1 to K, the number of labels."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
     @staticmethod
-    def _split(images: Sequence[ImageLike] | MixedImages) -> Split:
-        items = images if isinstance(images, MixedImages) else MixedImages(images)
-        names = [items.name(row) for row in range(len(items))]
-        return Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
+    def _split(images: Sequence[ImageLike] | Images) -> Split:
+        items = images if isinstance(images, Images) else MixedImages(images)
+        return Split("images", (), np.zeros((len(items), 0), np.int8), ImageNames(items), items)
 
-    def _outputs(self, step: Callable, split: Split, batch_size: int, task: str) -> Iterator[dict]:
-        run = self.run
+    def _all_outputs(self, step: Callable, split: Split, batch_size: int, task: str) -> Iterator[dict]:
         progress = Progress(task, math.ceil(len(split) / batch_size), batch_size) if task else None
-        loader = build_loader(self._data, split, batch_size=batch_size, labels=False)
+        return self._outputs(step, build_loader(self._data, split, batch_size=batch_size, labels=False), progress)
+
+    def _outputs(self, step: Callable, loader: Iterator[Arrays], progress: Progress | None) -> Iterator[dict]:
+        run = self.run
         advice = "take a smaller batch (--batch-size)"
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
@@ -267,18 +297,18 @@ class Predictor:
 
     def _batch_results(
         self, output: dict, split: Split, top_k: int | None, ranks: Ranks | None = None
-    ) -> Iterator[LabeledImage]:
+    ) -> Iterator[tuple[int, LabeledImage]]:
         read = output["mask"] > 0
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
             if not read[at]:  # this or another process could not read it; `table` finds the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
-                yield LabeledImage(name, error=error)
+                yield row, LabeledImage(name, error=error)
                 continue
             # static gates are [1,K,E]
             weights = {gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()}
-            yield self.result(split.ids[int(row)], output["logits"][at], top_k, weights or None, ranks)
+            yield row, self.result(split.ids[row], output["logits"][at], top_k, weights or None, ranks)
 
     def result(
         self,

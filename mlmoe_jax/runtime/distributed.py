@@ -27,15 +27,17 @@ from mlmoe_jax.errors import UserError
 
 VARIABLES = ("MLMOE_COORDINATOR", "MLMOE_PROCESSES", "MLMOE_PROCESS")
 HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # a process that is silent for longer counts as dead
+_LOCAL_INDEX = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")  # the index of a process, and of its GPU, on a machine
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 
 
 # ------------------------------------------------------------------------------------------------- start and end
 @dataclass(frozen=True)
 class Job:
-    """A job: the index of this process in it, and the keyword arguments of `jax.distributed.initialize`."""
+    """A job: the index of this process, their number, and the keyword arguments of `jax.distributed.initialize`."""
 
     index: int
+    count: int
     arguments: dict[str, Any]
 
 
@@ -66,7 +68,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
 
 
 def _job(method: str, index: str | int, count: str | int) -> Job | None:
-    return Job(int(index), {"cluster_detection_method": method}) if int(count) > 1 else None
+    return Job(int(index), int(count), {"cluster_detection_method": method}) if int(count) > 1 else None
 
 
 def _job_from_variables(environment: Mapping[str, str]) -> Job | None:
@@ -77,7 +79,7 @@ def _job_from_variables(environment: Mapping[str, str]) -> Job | None:
         values = ", ".join(f"{name}={environment.get(name, '')}" for name in VARIABLES)
         raise UserError(f"{values} should be HOST:PORT, such as 10.0.0.1:5000, a number N and a number from 0 to N - 1")
     names = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
-    return Job(int(index), {**names, "cluster_detection_method": "deactivate"}) if int(count) > 1 else None
+    return Job(int(index), int(count), {**names, "cluster_detection_method": "deactivate"}) if int(count) > 1 else None
 
 
 def _has_tpu(environment: Mapping[str, str]) -> bool:
@@ -118,6 +120,25 @@ def connect(job: Job) -> None:
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
     )
     signal.signal(signal.SIGTERM, before)  # JAX's handler would only record SIGTERM
+
+
+def stand_alone() -> tuple[int, int]:
+    """Return (index of this process in its job, number of processes) without connecting; (0, 1) for a single process.
+
+    JAX will use the devices that this process would have in the job. Call it before JAX looks for devices.
+    """
+    job, environment = find_job(os.environ), os.environ
+    if job is None:
+        return 0, 1
+    if _has_tpu(environment):  # a slice of several hosts has four chips on each
+        chips = environment.get("TPU_CHIPS_PER_HOST_BOUNDS", "2,2,1")
+        environment.update(TPU_PROCESS_BOUNDS="1,1,1", TPU_CHIPS_PER_PROCESS_BOUNDS=chips, TPU_WORKER_ID="0")
+    if local := next(filter(None, map(environment.get, _LOCAL_INDEX)), ""):
+        import jax
+
+        jax.config.update("jax_cuda_visible_devices", local)
+        jax.config.update("jax_rocm_visible_devices", local)
+    return job.index, job.count
 
 
 def _wait_for(address: str, seconds: float) -> None:

@@ -20,10 +20,10 @@ from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.text import unicode_forms
 
 PathLike = str | os.PathLike
-MIB, GIB = 2**20, 2**30
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 MOST_TEXT = 512 * MIB  # size of the manifest of a packed data set
-MOST_LIST = 256 * MIB  # size of a list of paths, about four million
+MOST_LIST = 16 * GIB  # size of a list of paths on a pipe or in an object store, which is copied to a disk
 MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest published weights have 6 GB
 
 # Prefixes of names that are not paths: models on the Hugging Face hub, and models and data of installed packages.

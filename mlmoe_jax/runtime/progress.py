@@ -127,7 +127,7 @@ class Progress:
     def _line(self) -> None:
         parts = [f"{self.task} {self.step}/{self.total}"]
         if speed := self.speed():
-            seconds = (self.total - self.step) * self.images_per_step / speed["images_per_second"]
+            seconds = max(0, self.total - self.step) * self.images_per_step / speed["images_per_second"]
             parts += [self.speed_text(), f"{timedelta(seconds=round(seconds))} left"]
         status(f"{', '.join(parts)} {self.note}".rstrip())
 

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import decoding, images
 from mlmoe_jax.data.decoding import BadImage, Decoding, has_frames, read_image, read_size
-from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.images import ArrayImages, ImageFiles, ImageNames, JoinedImages
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import list_usages
 from mlmoe_jax.data.usage import unused_input
@@ -110,6 +110,20 @@ def test_images_with_several_frames_are_counted(file_format, tmp_path):
     assert files.take(np.array([0])).frames_note() == []
     split = Split("train", ("sea",), np.ones((2, 1), np.int8), names, files)
     assert unused_input(list_usages([split])) == [f"split train has 1 image {said} {tmp_path / names[1]}"]
+
+
+def test_joined_images_are_those_of_each_source_in_turn(tmp_path):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime")]
+    (tmp_path / "a.gif").write_bytes(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    pixels = np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1).repeat(3, axis=3)
+    joined = JoinedImages([ArrayImages(pixels[:2]), ImageFiles(tmp_path, ["a.gif"]), ArrayImages(pixels[2:])])
+    names = ["image 0", "image 1", f"{tmp_path}/a.gif", "image 0"]
+    assert list(ImageNames(joined)) == names
+    assert ImageNames(joined)[-2] == names[2]
+    assert [joined.read(row).max() for row in (0, 1, 3)] == [0, 1, 2]
+    assert joined.read(2).shape == (8, 8, 3)
+    assert joined.frames_note() == [f"has 1 image with several frames, of which the first is used: {tmp_path}/a.gif"]
+    assert len(JoinedImages([])) == 0
 
 
 def test_only_some_files_are_opened_to_see_their_frames(monkeypatch):

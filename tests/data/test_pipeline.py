@@ -99,6 +99,17 @@ def test_a_batch_has_the_documented_arrays():
     assert batch["mask"].all()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_given_rows_are_read_in_order_without_batches_of_padding(workers):
+    config = default_config().data
+    config.update(image_size=SIDE, threads=2, workers=workers, bad_images="skip")
+    rows = [4, 2, -1, -1, -1, -1, 0, 1, 5, -1]
+    batches = list(build_loader(config, make_split(6, broken=1), batch_size=2, labels=False, rows=rows))
+    assert [batch["id"].tolist() for batch in batches] == [[4, 2], [0, 1], [5, -1]]
+    assert [batch["mask"].tolist() for batch in batches] == [[1, 1], [1, 0], [1, 0]]
+    assert [int(batch["image"][0].max()) for batch in batches] == [4, 0, 5]
+
+
 @pytest.mark.parametrize(
     ("difficult", "label", "known"),
     [("negative", "0100", "1101"), ("ignore", "0100", "1100"), ("positive", "0101", "1101")],

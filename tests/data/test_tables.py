@@ -10,6 +10,7 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.predict_files import ResultRows
+from mlmoe_jax.data.images import ImageNames
 from mlmoe_jax.data.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits
 from mlmoe_jax.data.usage import Usage, join_usages, unused_input
@@ -198,7 +199,7 @@ def test_absolute_paths_become_relative_to_the_image_folder(tmp_path):
 def test_predictions_are_a_table_wherever_they_were_made(tmp_path, monkeypatch, place, images, start, suffix):
     write_images(tmp_path / "photos", ["a.png", "b.png", "sub/c.png"])
     monkeypatch.chdir(tmp_path / place)
-    paths = find_images([images.format(at=tmp_path)]).paths
+    paths = list(ImageNames(find_images([images.format(at=tmp_path)]).images))
     results = [LabeledImage(path, ("x",), {"x": 0.9}) for path in paths]
     ResultRows(("x",)).write(OutputTarget(tmp_path / "photos" / f"train.{suffix}", suffix), results)
     monkeypatch.chdir("/")

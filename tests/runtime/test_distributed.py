@@ -3,6 +3,7 @@ import threading
 import time
 import urllib.error
 
+import jax
 import pytest
 
 from mlmoe_jax.runtime import distributed
@@ -17,6 +18,7 @@ def variables(coordinator="10.0.0.1:5000", processes="3", process="1") -> dict[s
 def test_three_variables_give_the_index_of_a_process():
     assert find_job(variables()) == Job(
         1,
+        3,
         {
             "coordinator_address": "10.0.0.1:5000",
             "num_processes": 3,
@@ -38,11 +40,11 @@ METADATA = {"worker-network-endpoints": "a:1:10.0.0.1,b:2:10.0.0.2", "agent-work
 @pytest.mark.parametrize(
     ("environment", "job"),
     [
-        (SLURM, (5, "slurm")),
-        (OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1:34911"}, (3, "ompi")),
-        (OPEN_MPI, (3, "mpi4py")),
-        (HOSTS, (2, "gketpu")),
-        (METADATA, (1, "gcetpu")),
+        (SLURM, (5, 8, "slurm")),
+        (OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1:34911"}, (3, 4, "ompi")),
+        (OPEN_MPI, (3, 4, "mpi4py")),
+        (HOSTS, (2, 4, "gketpu")),
+        (METADATA, (1, 2, "gcetpu")),
         (SLURM | {"SLURM_NTASKS": "1"}, None),
         ({name: SLURM[name] for name in SLURM if name != "SLURM_STEP_NODELIST"}, None),  # in the batch script
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}, None),
@@ -61,7 +63,28 @@ def test_jax_connects_the_processes_of_a_cluster(monkeypatch, environment, job):
 
     monkeypatch.setattr(distributed, "_has_tpu", lambda environment: True)
     monkeypatch.setattr(distributed, "_metadata", ask)
-    assert find_job(environment) == (job and Job(job[0], {"cluster_detection_method": job[1]}))
+    assert find_job(environment) == (job and Job(*job[:2], {"cluster_detection_method": job[2]}))
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_tpu", "worker", "devices"),
+    [
+        ({}, False, (0, 1), ""),
+        (variables(), False, (1, 3), ""),
+        (SLURM | {"SLURM_LOCALID": "1"}, False, (5, 8), "1"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, False, (3, 4), "0"),
+        (HOSTS, True, (2, 4), ""),
+    ],
+)
+def test_an_independent_process_has_its_own_devices(monkeypatch, environment, has_tpu, worker, devices):
+    monkeypatch.setattr(distributed.os, "environ", environment)
+    monkeypatch.setattr(distributed, "_has_tpu", lambda environment: has_tpu)
+    visible = {}
+    monkeypatch.setattr(jax.config, "update", visible.__setitem__)
+    assert distributed.stand_alone() == worker
+    assert visible == {f"jax_{platform}_visible_devices": devices for platform in ("cuda", "rocm") if devices}
+    assert environment.get("TPU_PROCESS_BOUNDS") == ("1,1,1" if has_tpu else None)
+    assert not jax.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(

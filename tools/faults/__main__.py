@@ -8,6 +8,7 @@ Parts:
 * kills: SIGKILL, SIGINT and SIGTERM at chosen moments; the run is started again after each.
 * damage: a file of a finished run is changed and the training started again.
 * disks: full and read-only disks.
+* parts: SIGKILL and SIGTERM at random times of a labeling in parts, and a worker of three that is killed for good.
 
 A case is held if:
 
@@ -15,6 +16,7 @@ A case is held if:
   bit-identical with a training without faults.
 * damage: the training ends bit-identical with exit code 0, or it ends with one sentence and exit code 2.
 * disks: one sentence and exit code 4, no partial file, and with space again the same command ends bit-identical.
+* parts: the same command, or the other workers, end with exit code 0 and the files of a labeling without faults.
 
 Bit-identical: the sha256 of every array of the state and the selected values in the last checkpoint, its notes,
 results.json, per_class.csv, cooccurrence.csv, thresholds.json, config.json, labels.txt, and the rows of metrics.jsonl,
@@ -30,6 +32,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -251,8 +254,51 @@ def _resumed(program: Program, run: Path, whole: Path, reason: str) -> tuple[boo
     return not reason, reason
 
 
+# ------------------------------------------------------------------------------------------------------------- parts
+def label_in_parts(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
+    """Hit labelings at random times, complete each, and compare it with a labeling without faults."""
+    photos, draw = program.place / "many", random.Random(0)
+    photos.mkdir()
+    for number in range(160):
+        shutil.copy(program.photo, photos / f"{number:03d}.png")
+
+    def command(folder: Path, *flags: str) -> tuple[str, ...]:
+        flags = (f"--workdir={whole}", f"--images={photos}", f"--output={folder}", "--part-size=8", *flags)
+        return "--mode=predict", "--batch-size=4", *flags
+
+    complete = program.place / "complete"
+    program(command(complete))
+    started = time.monotonic()
+    program(command(program.place / "again"))
+    duration = time.monotonic() - started
+    signals = [signal.SIGKILL] * (2 if quick else 20) + [signal.SIGTERM] * (1 if quick else 10)
+    for place, number in enumerate(signals):
+        folder, after = program.place / f"parts-{place}", draw.uniform(duration / 2, duration)
+        ended = program(command(folder), f"clock {number.value} 1", after=after)
+        kept = len(list(folder.glob("part-*")))
+        reason = _wrong_end(ended, number, "clock") or _different_parts(program(command(folder)), folder, complete)
+        yield "parts", f"{number.name} after {after:.2f} s, {kept} of 20 parts", not reason, reason
+    folder = program.place / "by-three"
+    workers = [program.start(command(folder, f"--worker={k}/3")) for k in (1, 2, 3)]
+    time.sleep(duration / 2)
+    workers[0].kill()
+    ends = [worker.wait() for worker in workers]
+    kept = len(list(folder.glob("part-*")))
+    reason = "; ".join(filter(None, (_different_parts(ended, folder, complete) for ended in ends[1:])))
+    yield "parts", f"one of three workers is killed, exit code {ends[0].code}", not reason and kept == 20, reason
+
+
+def _different_parts(ended: Ended, folder: Path, complete: Path) -> str:
+    """Return what is wrong with the end of a labeling and its folder, or ""."""
+    if ended.code:
+        return str(ended)
+    ours, theirs = ({path.name: path.read_bytes() for path in place.iterdir()} for place in (folder, complete))
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    return f"different: {', '.join(different)}" if different else ""
+
+
 # -------------------------------------------------------------------------------------------------------------- main
-PARTS = {"kills": kills, "damage": damage, "disks": disks}
+PARTS = {"kills": kills, "damage": damage, "disks": disks, "parts": label_in_parts}
 
 
 def main() -> int:

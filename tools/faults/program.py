@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
@@ -91,12 +92,12 @@ class Program:
 
     def __call__(self, arguments: Sequence[str], fault: str = "", *, fresh: bool = False, after: float = 0) -> Ended:
         """Run one command; it gets the signal of `fault` after `after` seconds, for the moment "clock"."""
-        start = self._fresh if fresh else self._forked
-        with tempfile.TemporaryFile() as output:
-            process = start(list(map(str, arguments)), fault, output.fileno())
-            code = _wait(process, fault if after else "", after)
-            output.seek(0)
-            return Ended(code, output.read().decode(errors="replace"))
+        return self.start(arguments, fault, fresh=fresh).wait(fault if after else "", after)
+
+    def start(self, arguments: Sequence[str], fault: str = "", *, fresh: bool = False) -> "Started":
+        """Start one command, and do not wait for its end."""
+        start, output = self._fresh if fresh else self._forked, tempfile.TemporaryFile()  # noqa: SIM115
+        return Started(start(list(map(str, arguments)), fault, output.fileno()), output)
 
     def _fresh(self, arguments: list[str], fault: str, output: int) -> int:
         command = [sys.executable, "-m", "tools.faults.program", *arguments]
@@ -121,6 +122,24 @@ class Program:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command that runs, with the file of both its outputs."""
+
+    process: int
+    output: BinaryIO
+
+    def kill(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+
+    def wait(self, fault: str = "", after: float = 0) -> Ended:
+        """Wait for the end; the command gets the signal of `fault` after `after` seconds."""
+        with self.output as output:
+            code = _wait(self.process, fault, after)
+            output.seek(0)
+            return Ended(code, output.read().decode(errors="replace"))
 
 
 def _wait(process: int, fault: str, after: float) -> int:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import ImageNames
 from mlmoe_jax.errors import UserError
 from tools.fuzz.given import KINDS, LABELS, Draft, Oddity, nfc, number_of, plain, write
 from tools.fuzz.hostile import Case, Silent
@@ -233,7 +234,7 @@ def _lost(draft: Draft, used: Used, said: list[str]) -> list[str]:
 def _check_listing(draft: Draft, folder: Path) -> None:
     from mlmoe_jax.apps.tools.image_list import find_images
 
-    paths, said, error = _heard(lambda: find_images([str(folder)]).paths, folder)
+    paths, said, error = _heard(lambda: list(ImageNames(find_images([str(folder)]).images)), folder)
     if paths is None:
         _require_reason(draft, error)
         return

@@ -13,7 +13,6 @@ from safetensors.numpy import save
 
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.decoding import IMAGE_FORMATS, Decoding, has_frames, read_image
-from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.pretrained.load import read_tensors
 from tools.fuzz.data_sets import own_images
 from tools.fuzz.hostile import (
@@ -139,6 +138,6 @@ def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:
     items = [item for item in items if item != "-"]
 
     def act() -> None:
-        read_all(MixedImages(find_images(items).paths))
+        read_all(find_images(items).images)
 
     return str((items, listed))[:300], act

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
+from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, wants_parts
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import is_read_only
@@ -48,6 +49,7 @@ class Command:
       stages: the stages that the command runs, names in `runtime.stages.STAGES`. A given config key that no stage reads
         causes a warning. () means that the command accepts no `--config.KEY=VALUE`.
       together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
+      independent: function that returns whether, with these flags, each process of a job runs the command for itself.
       options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
     """
 
@@ -58,6 +60,7 @@ class Command:
     flags: Sequence[str] = ()
     stages: Sequence[str] = _RUN
     together: bool = False
+    independent: Callable[[Namespace], bool] = lambda flags: False
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -381,21 +384,28 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
     flags=(
         *("workdir", "names", "backbone"),
         *("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
+        *("column", "part-size", "worker"),
     ),
     together=True,
+    independent=lambda flags: wants_parts(flags.output, flags.format),
     options={
         "output": {
-            "help": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: "
-            "predictions.csv, selected.csv with --select, .jsonl with --gates, or stdout with --json)"
+            "help": "a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
+            "file or folder of the --format; or - for stdout (default: predictions.csv, selected.csv with --select, "
+            ".jsonl with --gates, or stdout with --json)"
         }
     },
     stages=("image", "model", "score"),
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
-    _require_format(flags.format, FORMATS)
+    _require_format(flags.format, (*FORMATS, *PART_FORMATS))
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
+    if wants_parts(flags.output, flags.format):
+        return _predict_parts(flags, overrides)
+    if flags.worker or flags.part_size:
+        raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
     open_predictor, place = _model_to_predict(flags, overrides)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
@@ -417,6 +427,32 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         gates=flags.gates,
         select=flags.select,
         count=flags.count,
+        column=flags.column,
+    )
+
+
+def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
+    from mlmoe_jax.apps.tools.parts import label_parts
+    from mlmoe_jax.runtime import distributed
+
+    if flags.select:
+        raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
+    if not wants_parts(flags.output, None):
+        given = f", not {flags.output}" if flags.output else ""
+        raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/{given}")
+    alone = distributed.stand_alone()
+    open_predictor, _ = _model_to_predict(flags, overrides)
+    return label_parts(
+        open_predictor,
+        flags.images,
+        flags.output,
+        flags.format or PART_FORMATS[0],
+        size=flags.part_size or PART_SIZE,
+        worker=flags.worker or alone,
+        batch_size=flags.batch_size,
+        top_k=flags.top_k,
+        gates=flags.gates,
+        column=flags.column,
     )
 
 

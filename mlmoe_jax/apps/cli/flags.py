@@ -36,6 +36,13 @@ def _integers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, text.split(","))))
 
 
+def _worker(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to N, and N, as in 2/16")
+    return int(number) - 1, int(count)
+
+
 SWITCH = {"action": "store_true"}
 COUNT = {"type": _count}
 # The arguments of `ArgumentParser.add_argument`. `Command.needs` and `Command.flags` say which command has which flag.
@@ -59,9 +66,9 @@ FLAGS: dict[str, dict[str, Any]] = {
     "seeds": {"help": "seeds to repeat every run with, such as 0,1,2", "type": _integers, "default": ()},
     "dry-run": SWITCH | {"help": "print the commands of all runs, and train nothing"},
     "images": {
-        "help": "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for "
-        "paths on stdin, several in a row or each with --images; in export, images for --format=onnx_int8 in place of "
-        "training images",
+        "help": "image files, folders, Parquet files, quoted patterns such as 'photos/**/*.jpg', @FILE with one path "
+        "per line, - for paths on stdin, several in a row or each with --images; in export, images for "
+        "--format=onnx_int8 in place of training images",
         "action": "extend",
         "nargs": "+",
         "default": [],
@@ -72,7 +79,8 @@ FLAGS: dict[str, dict[str, Any]] = {
         "of transformers), or official (a .safetensors or .npz file with the names of the authors' code; default for "
         "such an --output); for predict and pack: label_studio or fiftyone (.json), cvat (.xml), sidecar (a folder "
         "with a text file of tags per image), wd_tagger (such a folder with selected_tags.csv), xmp (keywords in "
-        "sidecars such as 1.jpg.xmp, in a folder, or beside images in the folder), or xmp_lightroom (such as 1.xmp)"
+        "sidecars such as 1.jpg.xmp, in a folder, or beside images in the folder), or xmp_lightroom (such as 1.xmp); "
+        "for predict also parquet (default), csv or jsonl, the format of the parts in a folder"
     },
     "include-frozen": {
         "help": "of --format=safetensors: always (all frozen weights; default), auto (unpublished frozen weights), or "
@@ -114,6 +122,13 @@ FLAGS: dict[str, dict[str, Any]] = {
         "choices": ("uncertain", "diverse", "both"),
     },
     "count": COUNT | {"help": "the number of images that --select chooses"},
+    "part-size": COUNT | {"help": "the number of images in each part of a folder (default: 4096)"},
+    "worker": {
+        "help": "K/N: this is worker K of N that run the same command to label a folder of parts (default: as the "
+        "launcher says)",
+        "type": _worker,
+    },
+    "column": {"help": "the column of images in Parquet files (default: found by its type and name)", "default": ""},
     "batch-size": COUNT | {"help": "the number of images per batch"},
     "host": {"help": "the address to listen on", "default": "127.0.0.1"},
     "port": {"help": "the port to listen on; 0 takes a free port", "type": int, "default": 8000},

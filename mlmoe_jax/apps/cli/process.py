@@ -63,7 +63,7 @@ def _run(arguments: Sequence[str]) -> int:
             print(outcome.json() if flags.json else outcome.text())
         return outcome.exit_code
 
-    return run_job(work, together=command.together)
+    return work() if command.independent(flags) else run_job(work, together=command.together)
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:
@@ -106,7 +106,7 @@ def explain(error: BaseException) -> int | None:
     Return None for an unexpected error, and print nothing.
     """
     if isinstance(error, KeyboardInterrupt):
-        print("stopped", file=sys.stderr)
+        print(str(error) or "stopped", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):  # `… | head`
         discard_output()

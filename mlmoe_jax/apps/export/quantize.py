@@ -16,7 +16,6 @@ from mlmoe_jax.apps.export.targets import Export
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.progress import Progress
 
@@ -39,7 +38,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
     """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
-    images = MixedImages(find_images(items).paths) if items else run.open_split(data.train_split, data).images
+    images = find_images(items).images if items else run.open_split(data.train_split, data).images
     reader, readable = ImageReader.from_config(data), list[np.ndarray]()
     for row in np.random.default_rng(0).permutation(len(images)):
         if len(readable) == count:

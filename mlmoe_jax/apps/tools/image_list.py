@@ -4,6 +4,7 @@
 
     a.jpg               a file with any suffix, or an address such as gs://bucket/a.jpg
     photos              a folder; all images in it, at any depth, see `image_search.list_images`
+    x.parquet           a container, or a folder of containers, see `data.containers.catalog`
     "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
     @list.txt           a list with one path per line, relative to the folder of the list
     -                   a list on standard input, with paths relative to the working directory
@@ -11,85 +12,133 @@
 
 Hidden files and folders (.name) are left out of folders and patterns. A warning counts the files that are left out.
 Paths in a list and addresses are not checked beforehand, because a list may have millions of paths: a missing file is
-an unreadable image.
+an unreadable image. A list stays on disk, see `path_list`.
 """
 
 from __future__ import annotations
 
-import codecs
 import glob
 import importlib.util
+import itertools
 import logging
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from mlmoe_jax.data.image_search import list_files, list_images
+import numpy as np
+
+from mlmoe_jax.apps.tools.path_list import STANDARD_INPUT, read_path_list
+from mlmoe_jax.data.containers.catalog import open_images
+from mlmoe_jax.data.image_search import image_suffixes, list_files, list_images
+from mlmoe_jax.data.images import ImageNames, Images, JoinedImages
 from mlmoe_jax.data.usage import Usage, unused_input
-from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
-from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
+from mlmoe_jax.runtime.files import DEMO, find_file
 from mlmoe_jax.runtime.text import quantity, unicode_forms
 
 # Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
+MOST_COMPARED = 2**22  # images whose names are compared, which takes 64 MiB
 
 
 class ImageList(NamedTuple):
-    """The paths of images, in order, and one account for each folder or pattern of which files are left out."""
+    """The images, in order, and one account for each folder, pattern or container of what is left out."""
 
-    paths: list[str]
+    images: Images
     usages: list[Usage]
+    are_paths: bool = True  # and no container
 
 
-def find_images(items: Sequence[str], *, repeats: bool = True) -> ImageList:
+def find_images(items: Sequence[str], *, repeats: bool = True, column: str = "") -> ImageList:
     """Return all images that the items of `--images` specify, and log warnings about files that are not used.
 
-    If `repeats`, an image that is named again is kept; otherwise each image is in the list once. Raises UserError if an
-    item specifies no image.
+    If `repeats`, an image that is named again is kept; otherwise each image is in the list once. `column` is the column
+    of images in Parquet files, see `open_images`. Raises UserError if an item specifies no image.
     """
-    paths, usages = [], []
+    sources, usages = [], []
     for item in items:
         usage = Usage(item, "file")
-        images = _images_of_item(item, usage)
-        if not images:
+        source = _images_of_item(item, usage, column)
+        if not len(source):
             reasons = "".join(f" ({sentence})" for sentence in usage.sentences())
             raise UserError(
                 f"--images={item} contains no images{reasons}; give image files, folders with images, quoted patterns, "
                 "or @FILE with one path per line"
             )
-        usage.use(count=len(images))
-        paths += images
+        usage.use(count=len(source))
+        sources.append(source)
         usages.append(usage)
-    unique = list(dict.fromkeys(paths))
-    usages.append(Usage("--images", "image", {"": len(unique)}, notes=MixedImages(unique).frames_note()))
-    if again := len(paths) - len(unique):
-        if repeats:
-            usages[-1].notes.append(f"names {quantity(again, 'image')} again, with a row for each time")
-        else:
-            usages[-1].leave_out("named again", count=again)
+    images: Images = JoinedImages(list(_join_paths(sources)))
+    if not repeats:
+        images = images.take(_first_rows(images))
+    usages.append(Usage("--images", "image", {"": len(images)}, notes=images.frames_note()))
+    if repeats:
+        usages[-1].notes += _repeats_note(images)
+    elif again := sum(map(len, sources)) - len(images):
+        usages[-1].leave_out("named again", count=again)
     for sentence in unused_input(usages):
         logging.getLogger(__name__).warning(sentence)
-    return ImageList(paths if repeats else unique, [usage for usage in usages if usage.sentences()])
+    are_paths = not any(isinstance(source, Images) for source in sources)
+    return ImageList(images, [usage for usage in usages if usage.sentences()], are_paths)
 
 
-def _images_of_item(item: str, usage: Usage) -> list[str]:
+def _join_paths(sources: Iterable[Sequence[str] | Images]) -> Iterator[Images]:
+    """Yield the images of each source in turn. Paths that follow each other in lists become one source."""
+    for is_list, group in itertools.groupby(sources, key=lambda source: isinstance(source, list)):
+        if is_list:
+            yield MixedImages(list(itertools.chain.from_iterable(group)))
+        else:
+            yield from (source if isinstance(source, Images) else MixedImages(source) for source in group)
+
+
+def _first_rows(images: Images) -> np.ndarray:
+    """Return the rows i64[n] of the n images whose name no earlier image has."""
+    rows: dict[str, int] = {}
+    for row, name in enumerate(ImageNames(images)):
+        rows.setdefault(name, row)
+    return np.fromiter(rows.values(), np.int64, len(rows))
+
+
+def _repeats_note(images: Images) -> list[str]:
+    """Return a sentence about the images that are named again; [] if there is none."""
+    if len(images) > MOST_COMPARED:
+        return [f"names more than {MOST_COMPARED:,} images, so images that are named again are not counted"]
+    hashes = np.fromiter(map(hash, ImageNames(images)), np.int64, len(images))
+    again = len(hashes) - len(np.unique(hashes))
+    return [f"names {quantity(again, 'image')} again, with a row for each time"] if again else []
+
+
+def _images_of_item(item: str, usage: Usage, column: str) -> Sequence[str] | Images:
+    """Return the images of a container, or the paths of images. The address of an image is not checked."""
     if item.startswith(DEMO):
         return _photographs(item)
-    if item == "-" or item.startswith("@"):
-        return _read_list(item)
-    if "://" in item:
-        return [item]
+    if item == STANDARD_INPUT or item.startswith("@"):
+        return read_path_list(item)
     path = os.path.expanduser(item)
     file = find_file(path)
+    if not _is_image_address(item) and (images := open_images(file, usage, column=column)) is not None:
+        return images
     if os.path.isdir(file):
         return [os.path.join(file, name) for name in list_images(file, usage)]
-    if os.path.lexists(file):
+    if "://" in item or os.path.lexists(file):
         return [path]
-    return next(filter(None, (_match(form, usage) for form in unicode_forms(path))), [])
+    return _open_matches(next(filter(None, (_match(form, usage) for form in unicode_forms(path))), []), usage, column)
+
+
+def _is_image_address(item: str) -> bool:
+    return "://" in item and os.path.splitext(item)[1].lower() in image_suffixes()
+
+
+def _open_matches(paths: list[str], usage: Usage, column: str) -> Sequence[str] | Images:
+    """Return the images of the containers among `paths`, and the other paths; `paths` if none is a container."""
+    opened = [open_images(path, usage, column=column) for path in paths]
+    if all(images is None for images in opened):
+        return paths
+    sources = ([path] if images is None else images for path, images in zip(paths, opened, strict=True))
+    return JoinedImages(list(_join_paths(sources)))
 
 
 def _match(pattern: str, usage: Usage) -> list[str]:
@@ -133,16 +182,3 @@ def _photographs(item: str) -> list[str]:
             "scikit-image` installs them"
         )
     return files
-
-
-def _read_list(item: str) -> list[str]:
-    """Return the paths in a list `@FILE` or, for `-`, on standard input; invalid UTF-8 is kept as by `os.fsdecode`."""
-    try:
-        content = read_stream(sys.stdin.buffer, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the list {item}: {reason_of(error)}") from error
-    if b"\0" in content:
-        raise UserError(f"the list {item} is not UTF-8; save it as UTF-8, with one path per line")
-    lines = map(os.fsdecode, content.removeprefix(codecs.BOM_UTF8).splitlines())
-    folder = os.path.dirname(item[1:])
-    return [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]

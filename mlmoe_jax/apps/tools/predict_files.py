@@ -14,6 +14,7 @@ from etils import epath
 from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.data.decoding import Decoding
+from mlmoe_jax.data.images import ImageNames
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.split_checks import sample_images
@@ -30,6 +31,7 @@ from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
 
 PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
+MOST_COLUMNS = 30  # in a message
 
 
 def predict_files(
@@ -42,6 +44,7 @@ def predict_files(
     gates: bool = False,
     select: str | None = None,
     count: int = 0,
+    column: str = "",
 ) -> Outcome:
     """Label images and write one row per image.
 
@@ -52,42 +55,60 @@ def predict_files(
       batch_size: approximate number of images per batch, as `most` in `Predictor.even_batch`.
       top_k, gates: as in `Predictor.stream`.
       select: the `method` of `select_images`, to label only the `count` images that it chooses; None = all images.
+      column: the column of images in Parquet files; "" finds it.
 
     Returns:
       The labels of the first images to print, and the numbers of images for --json. Both are empty if the rows are
         written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
         otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
-    paths, usages = _shared_image_list(items, repeats=not select and target.kind not in FORMATS)
+    found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column)
+    images = found.images
     predictor = open_predictor()
     # warns if the images are nearly black
-    sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
+    sample_images(images, "--images", Decoding.from_config(predictor.run.config.data))
     selection = {}
     if select:
-        selection = select_images(predictor, paths, select, count, predictor.even_batch(len(paths), batch_size))
-        paths = list(selection)
-    size, summary = predictor.even_batch(len(paths), batch_size), _Summary(len(paths), usages)
-    results = summary.count_results(predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, task="predict"))
-    if not distributed.is_first():
-        deque(results, maxlen=0)  # it takes part in computing them
-    elif target.kind in FORMATS:
-        tree = predictor.run.label_space.tree
-        file = LabelFile(target.path, predictor.names, paths, version=predictor.version, tree=tree)
-        _write_label_file(file, target, results)
-    else:
-        ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
-    return summary.outcome(target, outdated=predictor.run.outdated)
+        size = predictor.even_batch(len(images), batch_size)
+        images, selection = select_images(predictor, images, select, count, size)
+    size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages)
+    results = summary.count_results(predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict"))
+    try:
+        if not distributed.is_first():
+            deque(results, maxlen=0)  # it takes part in computing them
+        elif target.kind in FORMATS:
+            names, tree = list(ImageNames(images)), predictor.run.label_space.tree
+            file = LabelFile(target.path, predictor.names, names, version=predictor.version, tree=tree)
+            _write_label_file(file, target, results)
+        else:
+            ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
+    except KeyboardInterrupt as error:
+        if select or target.path is None or target.kind in FORMATS:
+            raise
+        raise KeyboardInterrupt(
+            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
+        ) from error
+    exit_code = OUTDATED if predictor.run.outdated else DONE
+    return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
 
 
-def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
+def _shared_images(items: Sequence[str], *, repeats: bool, column: str) -> ImageList:
     """Return the images to label. Only the first process of a job gets the `Usage` of each item of `items`.
 
-    With `repeats`, a path that is named twice is labeled twice. Only the first process has standard input. Therefore,
-    it makes the list and sends it to all other processes. If there is no image, it raises UserError, which ends the
-    job.
+    With `repeats`, an image that is named twice is labeled twice. Only the first process has standard input. Therefore,
+    it makes the list and sends the paths to all other processes. If there is no image, it raises UserError, which ends
+    the job.
     """
-    found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
-    return found._replace(paths=distributed.broadcast_from_first(found.paths))
+    found = find_images(items, repeats=repeats, column=column) if distributed.is_first() else None
+    if distributed.process()[1] == 1:
+        return found
+    if found and not found.are_paths:
+        raise UserError(
+            "the processes of a job share paths alone, and --images has containers; give --output=FOLDER/, into which "
+            "each process writes its own parts"
+        )
+    names = distributed.broadcast_from_first(found and list(ImageNames(found.images)))
+    return ImageList(MixedImages(names), found.usages if found else [])
 
 
 # ------------------------------------------------------------------------------------------------------------- target
@@ -163,21 +184,26 @@ class ResultRows:
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""
-        heading = self.heading()
-        if target.kind == "csv" and len(set(heading)) < len(heading):
-            raise UserError(
-                f"a label has the name of another column of the CSV ({', '.join(heading)}); write --output=….jsonl, or "
-                "use --top-k"
-            )
+        self.require_columns(target.kind)
         with open_output(target) as file:
             if target.kind == "jsonl":
                 for result in results:
                     print(json.dumps(self.document(result), allow_nan=False), file=file)
             else:
                 write_row = row_writer(file)
-                write_row(heading)
+                write_row(self.heading())
                 for result in results:
                     write_row(self.cells(result))
+
+    def require_columns(self, kind: str) -> None:
+        """Raise UserError if a label has the name of another column of a file of this kind."""
+        heading = self.heading()
+        if kind != "jsonl" and len(set(heading)) < len(heading):
+            shown = ", ".join(heading[:MOST_COLUMNS]) + ", …" * (len(heading) > MOST_COLUMNS)
+            raise UserError(
+                f"a label has the name of another column of the {kind.upper()} ({shown}); write JSON lines, with "
+                "--output=….jsonl or --format=jsonl, or use --top-k"
+            )
 
     def heading(self) -> list[str]:
         """Return the column names of a CSV file."""
@@ -238,39 +264,35 @@ def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[L
 
 
 # ------------------------------------------------------------------------------------------------------------ summary
-class _Summary:
+class Summary:
     """The summary that `mlmoe predict` prints: the first images with their labels, the errors, and the speed."""
 
-    def __init__(self, images: int, usages: Sequence[Usage]):
-        self.images, self.usages = images, usages
-        self.unread, self.started = 0, time.perf_counter()
+    def __init__(self, usages: Sequence[Usage]):
+        self.usages = usages
+        self.images, self.unread, self.started = 0, 0, time.perf_counter()
         self.lines: list[str] = []
 
     def count_results(self, results: Iterable[LabeledImage]) -> Iterator[LabeledImage]:
         """Yield the results, and add each to the summary."""
-        for number, result in enumerate(results):
+        for result in results:
             yield result
-            if number < PRINTED_IMAGES:
+            self.images += 1
+            if self.images <= PRINTED_IMAGES:
                 self.lines.append(printable(f"{result.image}  {_labels_text(result)}"))
             if result.error:
                 self.unread += 1
                 if self.unread <= PRINTED_IMAGES:
                     status(f"error: {printable(result.error)}")
 
-    def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the summary and the exit code of the command.
+    def outcome(self, target: OutputTarget | str, exit_code: int) -> Outcome:
+        """Return the summary of images that were written to `target`.
 
         If the rows were written to standard output, print one line to stderr, and return only the exit code.
-        `outdated` is the `Run.outdated` of the weights: if True, the exit code is OUTDATED, unless an image could not
-        be read.
         """
         labeled = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)
         sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
-        exit_code = OUTDATED if outdated else DONE
-        if self.unread:
-            exit_code = USER_ERROR
-        if target.path is None:
+        if isinstance(target, OutputTarget) and target.path is None:
             status(sentence)
             return Outcome(exit_code=exit_code)
         numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}

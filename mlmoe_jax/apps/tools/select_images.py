@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 
 import numpy as np
 
 from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, entropy, normalize, rarity
+from mlmoe_jax.data.images import ImageNames, Images, JoinedImages
 from mlmoe_jax.data.label_codes import UNKNOWN
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime import distributed
@@ -23,23 +24,24 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 
 
 def select_images(
-    predictor: Predictor, paths: Sequence[str], method: str, count: int, batch_size: int
-) -> dict[str, dict[str, float | None]]:
-    """Choose `count` of the images `paths` to label next. `method` is one of `acquisition.METHODS`.
+    predictor: Predictor, images: Images, method: str, count: int, batch_size: int
+) -> tuple[Images, dict[str, dict[str, float | None]]]:
+    """Choose `count` of the images to label next. `method` is one of `acquisition.METHODS`.
 
-    Repeated paths and images with labels in the data set of the run are ignored. Raises UserError if there are fewer
-    than `count` readable images without labels.
+    Images that are named again and images with labels in the data set of the run are ignored. Raises UserError if there
+    are fewer than `count` readable images without labels.
 
     Returns:
-      Path of each chosen image -> rank, uncertainty and distance (keys SELECTION_COLUMNS), sorted by rank. `distance`
-        is None for the method `uncertain`.
+      The chosen images, sorted by rank, and the name of each -> rank, uncertainty and distance (keys
+        SELECTION_COLUMNS). `distance` is None for the method `uncertain`.
     """
     # Only the disk of the first process may have the data set.
-    parts = _divide_by_labels(predictor.run, paths) if distributed.is_first() else None
+    parts = _divide_by_labels(predictor.run, images) if distributed.is_first() else None
     labeled, unlabeled = distributed.broadcast_from_first(parts)
     _require_images(len(unlabeled), count)
-    names, candidates = _candidates(predictor, labeled if method != "uncertain" else [], unlabeled, batch_size)
-    _require_images(len(names), count)
+    files = MixedImages(labeled if method != "uncertain" else [])
+    free, candidates = _candidates(predictor, files, images.take(np.array(unlabeled)), batch_size)
+    _require_images(len(free), count)
     with contextlib.closing(Progress("choose", count, 1)) as progress:
         order, distances = choose_images(method, candidates, count, progress.advance)
     columns = (
@@ -47,10 +49,9 @@ def select_images(
         np.round(candidates.uncertainty[order], 6).tolist(),
         [None] * count if distances is None else np.round(distances.astype(np.float64), 6).tolist(),
     )
-    return {
-        names[row]: dict(zip(SELECTION_COLUMNS, values, strict=True))
-        for row, *values in zip(order.tolist(), *columns, strict=True)
-    }
+    chosen = free.take(order)
+    values = (dict(zip(SELECTION_COLUMNS, row, strict=True)) for row in zip(*columns, strict=True))
+    return chosen, dict(zip(ImageNames(chosen), values, strict=True))
 
 
 def _require_images(available: int, count: int) -> None:
@@ -61,40 +62,38 @@ def _require_images(available: int, count: int) -> None:
         )
 
 
-def _candidates(
-    predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
-) -> tuple[list[str], Candidates]:
-    """Return the paths of the N readable unlabeled images, and the candidates, whose images have this order."""
-    uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
+def _candidates(predictor: Predictor, labeled: Images, unlabeled: Images, batch_size: int) -> tuple[Images, Candidates]:
+    """Return the N readable unlabeled images, and the candidates, whose images have this order."""
+    uncertainty, features = _embed(predictor, JoinedImages([labeled, unlabeled]), batch_size)
     is_read = np.isfinite(uncertainty)
     is_labeled = np.arange(len(uncertainty)) < len(labeled)
     free = is_read & ~is_labeled
-    names = [unlabeled[row - len(labeled)] for row in np.flatnonzero(free).tolist()]
-    if unread := len(unlabeled) - len(names):
+    readable = unlabeled.take(np.flatnonzero(free) - len(labeled))
+    if unread := len(unlabeled) - len(readable):
         status(f"left out: {quantity(unread, 'image')} that cannot be read")
-    return names, Candidates(uncertainty[free], features[free], features[is_read & is_labeled])
+    return readable, Candidates(uncertainty[free], features[free], features[is_read & is_labeled])
 
 
-def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def _embed(predictor: Predictor, images: Images, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the uncertainty f64[N], nan for unreadable images, and the scaled features f32[N,D] of N images."""
     weights = rarity(predictor.run.label_space.positives)
-    uncertainty, features = np.full(len(paths), np.nan), np.zeros((len(paths), 0), np.float32)
-    for rows, scores, vectors in predictor.embed(paths, batch_size=batch_size, task="features"):
+    uncertainty, features = np.full(len(images), np.nan), np.zeros((len(images), 0), np.float32)
+    for rows, scores, vectors in predictor.embed(images, batch_size=batch_size, task="features"):
         if not features.shape[1]:
-            features = np.zeros((len(paths), vectors.shape[1]), np.float32)
+            features = np.zeros((len(images), vectors.shape[1]), np.float32)
         uncertainty[rows] = entropy(scores, weights)
         features[rows] = normalize(vectors)
     return uncertainty, features
 
 
-def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the sorted paths of all labeled images of the run's data set that exist, and the unlabeled `paths`.
+def _divide_by_labels(run: Run, images: Images) -> tuple[list[str], list[int]]:
+    """Return the sorted paths of all labeled images of the run's data set that exist, and the rows without labels.
 
-    If the data set cannot be opened, all `paths` count as unlabeled.
+    If the data set cannot be opened, all `images` count as unlabeled.
     """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
-    given = {_real_path(path): path for path in paths}
+    given = {_real_path(name): row for row, name in enumerate(ImageNames(images))}
     try:
         splits = open_splits(data, [data.val_split, *data.test_splits], seed=run.config.seed)
     except UserError as error:
@@ -105,7 +104,7 @@ def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[s
         for split in splits.values()
         for row in np.flatnonzero((split.labels != UNKNOWN).any(axis=1)).tolist()
     }
-    unlabeled = [path for real, path in given.items() if real not in labeled]
+    unlabeled = [row for path, row in given.items() if path not in labeled]
     files = sorted(path for path in labeled if "://" in path or os.path.isfile(path))
     status(f"{len(unlabeled):,} of {quantity(len(given), 'image')} have no labels in the data set of the run")
     return files, unlabeled

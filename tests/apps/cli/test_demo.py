@@ -11,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.data.images import ImageNames
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.shared_model import FILES, run_folder
 
@@ -54,6 +55,6 @@ def test_photographs_are_found_in_scikit_image(tmp_path, monkeypatch, refusal):
     (tmp_path / "data").mkdir()
     for name in ("chelsea.png", "page.png"):  # the second one is no photograph
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "data" / name)
-    assert find_images([MODEL]).paths == [str(tmp_path / "data" / "chelsea.png")]
+    assert list(ImageNames(find_images([MODEL]).images)) == [str(tmp_path / "data" / "chelsea.png")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "`pip install scikit-image`" in refusal(find_images, [MODEL])

@@ -120,6 +120,7 @@ def test_unshared_work_is_done_by_the_first_process(alone, monkeypatch):
     [
         (UserError("there is no such file"), 2, "error: there is no such file\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
+        (KeyboardInterrupt("stopped; half is there"), 130, "stopped; half is there\n"),
         (RuntimeError("connection\nclosed"), 1, "RuntimeError: connection\nclosed\nerror: this or another process"),
     ],
 )
@@ -127,7 +128,7 @@ def test_a_failing_process_of_a_job_prints_the_reason_and_exits_at_once(monkeypa
     class Ended(BaseException):
         pass
 
-    monkeypatch.setattr(distributed, "find_job", lambda environment: distributed.Job(1, {}))
+    monkeypatch.setattr(distributed, "find_job", lambda environment: distributed.Job(1, 2, {}))
     monkeypatch.setattr(distributed, "connect", lambda job: None)
     monkeypatch.setattr(process, "results_only_from", lambda first: None)
     monkeypatch.setattr(os, "_exit", lambda code: _fail(Ended(code)))

@@ -13,7 +13,7 @@ from helpers.packing import config_of, write_packed, write_voc
 from helpers.refusals import CUT, EMPTY, GONE, Refusal, damaged, each
 from helpers.tables import lines, write
 
-from mlmoe_jax.apps.tools import image_list
+from mlmoe_jax.apps.tools import path_list
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
@@ -40,8 +40,9 @@ def among_photos(at, stdin):
     (at / "long.txt").write_text("1" * 61)
     os.mkfifo(at / "pipe")
     with contextlib.chdir(at), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_list, "MOST_LIST", 60)
-        patch.setattr(image_list.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        patch.setattr(path_list, "MOST_LIST", 60)
+        patch.setattr(path_list, "LONGEST_LINE", 60)
+        patch.setattr(path_list.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
         yield
 
 
@@ -60,7 +61,7 @@ OF_IMAGES = [
     of_images("@photos", "cannot read the list @photos: Is a directory"),
     of_images("@utf16.txt", "the list @utf16.txt is not UTF-8; save it as UTF-8, with one path per line"),
     of_images("@empty.txt", "--images=@empty.txt contains no images"),
-    of_images("@long.txt", "it has more than 60 bytes"),
+    of_images("@long.txt", "cannot read the list @long.txt: a line has more than 60 bytes"),
     of_images("-", "--images=- contains no images"),
     of_images("-", "it has more than 60 bytes", stdin=b"1" * 61),
     of_images("", "--images= contains no images"),
