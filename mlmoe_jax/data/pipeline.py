@@ -78,18 +78,21 @@ class _Examples(grain.transforms.MapWithIndex):
             self._read(int(element[position]), np.random.default_rng([self.seed, index, position]))
             for position in range(share * size, (share + 1) * size)
         ]
-        return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        batch = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        return {**batch, **self._read_labels(batch)} if self.labels else batch
 
     def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
         row = row if row < len(self.split) else -1
         arrays = None if row < 0 else self._input(row, random)
-        codes = np.full(len(self.split.classes), UNKNOWN, np.int8) if arrays is None else self.split.labels[row]
         mask = np.float32(arrays is not None)
-        example = {**(arrays or self._no_input()), "mask": mask, "id": np.int32(row)}
-        if self.labels:
-            positive, valid = targets(codes, self.difficult)
-            example["label"], example["label_mask"] = positive.astype(np.float32), valid.astype(np.float32)
-        return example
+        return {**(arrays or self._no_input()), "mask": mask, "id": np.int32(row)}
+
+    def _read_labels(self, batch: HostBatch) -> HostBatch:
+        codes = np.full((len(batch["id"]), len(self.split.classes)), UNKNOWN, np.int8)
+        is_read = batch["mask"] > 0
+        codes[is_read] = self.split.labels[batch["id"][is_read]]
+        positive, valid = targets(codes, self.difficult)
+        return {"label": positive.astype(np.float32), "label_mask": valid.astype(np.float32)}
 
     def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
         """Return the model input of image `row`.

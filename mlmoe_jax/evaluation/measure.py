@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import Stopped, UserError

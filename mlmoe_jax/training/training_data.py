@@ -110,7 +110,7 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
     space = read_label_space(folder)
     if space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
-    positives = (train_split.labels == POSITIVE).sum(axis=0)
+    positives = train_split.labels.count(POSITIVE)
     same_number = space.images == len(train_split)  # otherwise a warning of `_report_order` says more
     if same_number and (space.tree != train_split.tree or (space.positives != positives).any()):
         _logger.warning(f"labels have changed since the run in {folder} started, so it continues with other labels")
@@ -183,7 +183,7 @@ def _report_order(
 def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:
     """Log warnings about the config and the splits, and print the numbers of training images and labels."""
     head = head_class(config)
-    if head.unknown_labels and (train_split.labels == UNKNOWN).any():
+    if head.unknown_labels and train_split.labels.count(UNKNOWN).any():
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
     for warning in configuration.find_warnings(config) + check_splits(train_split, list(eval_splits.values())):
         _logger.warning(warning)

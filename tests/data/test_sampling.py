@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.tables import lines, settings, split_of, write
 
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.sampling import assign_folds, draw_held_out
 from mlmoe_jax.data.sources.open import open_split
 

@@ -103,7 +103,7 @@ def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[s
     labeled = {
         _real_path(split.images.name(row))
         for split in splits.values()
-        for row in np.flatnonzero((split.labels != UNKNOWN).any(axis=1)).tolist()
+        for row in np.flatnonzero(split.labels.count(UNKNOWN, axis=1) < len(split.classes)).tolist()
     }
     unlabeled = [path for real, path in given.items() if real not in labeled]
     files = sorted(path for path in labeled if "://" in path or os.path.isfile(path))
