@@ -146,6 +146,14 @@ DATA_KEYS = section(
         stages=("train",),
         shared="record",
     ),
+    repeat_factor=NumberKey(
+        0.0,
+        "Share of images below which a label is rare: images with it are drawn more often, as for LVIS; 0 is off.",
+        least=0,
+        most=1,
+        stages=("train",),
+        only_if=BY_STEPS,
+    ),
     keep_empty=FlagKey(
         False,
         "Keep images without a positive label in published data sets; own data and chest X-rays always keep them.",

@@ -104,7 +104,10 @@ class LabelMatrix:
         return found
 
 
-def few_positives(labels: LabelMatrix | Integer[np.ndarray, "n k"]) -> str:
+LabelCodes = LabelMatrix | Integer[np.ndarray, "n k"]
+
+
+def few_positives(labels: LabelCodes) -> str:
     """Return "a median of N positives per label" if N is less than FEW_POSITIVES, otherwise "".
 
     The AP of a label with one positive image is 1/rank of this image. A mean over such labels is therefore noisy.

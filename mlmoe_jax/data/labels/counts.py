@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
-from mlmoe_jax.data.label_matrix import LabelMatrix
+from mlmoe_jax.data.label_matrix import LabelCodes, LabelMatrix
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TrainingLabels:
       prior: f[K], the estimated fraction of images with each label; None if there is no estimate.
     """
 
-    codes: LabelMatrix
+    codes: LabelCodes
     difficult: str
     steps_per_epoch: int = 1
     seed: int = 0
