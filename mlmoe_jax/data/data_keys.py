@@ -45,6 +45,12 @@ DATA_KEYS = section(
         "YAML file below data.root of labels that imply or exclude one another; if empty, none.",
         stages=("train", "pack"),
     ),
+    categories=PathKey(
+        "",
+        "CSV below data.root with the columns label and category: metrics by category, and thresholds for "
+        "thresholds.per=category; if empty, none.",
+        stages=("train",),
+    ),
     train_split=TextKey("train", "Split to train on."),
     val_split=TextKey("val", "Split for selection and early stopping; if empty, none."),
     test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),

@@ -13,7 +13,8 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
-from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
+from mlmoe_jax.data.sources.categories import read_categories
+from mlmoe_jax.data.sources.open import find_root, open_splits, original_name, resolve_path
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images, sample_digests
 from mlmoe_jax.errors import UserError
@@ -99,7 +100,10 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
         "vectors": head_class(config).needs_vectors,
         "name_vectors": vectors_for(config),
     }
-    return compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
+    space = compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
+    if path := config.data.categories:
+        return replace(space, categories=read_categories(resolve_path(config.data, path), space.names))
+    return space
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
