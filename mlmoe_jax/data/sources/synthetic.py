@@ -8,12 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from ml_collections import ConfigDict
-from scipy.sparse import csr_array
 
 from mlmoe_jax.data.decoding import STRICT, Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -29,10 +26,9 @@ def open_synthetic(data_config: ConfigDict, split: str) -> Split:
     if labels < FEWEST_LABELS:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST_LABELS}, one label per tile")
     images = _Mosaics(labels, SPLIT_SIZES[split], list(SPLIT_SIZES).index(split))
-    columns = np.concatenate([images.row_labels(row) for row in range(len(images))])
-    rows = np.repeat(np.arange(len(images)), LABELS_PER_IMAGE)
-    stated = csr_array((np.full(len(rows), POSITIVE, np.int8), (rows, columns)), (len(images), labels))
-    table = LabelMatrix(stated, np.zeros(len(images), np.int8))
+    table = np.zeros((len(images), labels), np.int8)
+    for row in range(len(images)):
+        table[row, images.row_labels(row)] = 1
     names = tuple(f"label {k}" for k in range(labels))
     return Split(split, names, table, [f"{split}/{row:05d}" for row in range(len(images))], images)
 

@@ -166,11 +166,8 @@ def map_at_k(
 def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | None) -> Ints:
     """Return i64[3,K]: the true positives, predictions and positives of each class among its valid entries."""
     predicted, positive, valid = as_flags(predicted, labels, mask)
-    counts = np.zeros((3, valid.shape[1]), np.int64)
-    for rows in row_blocks(*valid.shape):
-        claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
-        counts += [np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)]
-    return counts
+    claimed, actual = (predicted != 0) & valid, positive & valid
+    return np.array([np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)])
 
 
 def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:
