@@ -26,7 +26,7 @@ from tools.docs.source import parse_source
 NAMES = (
     *("digits_methods", "photographs", "variants", "calibration", "label_selection", "few_labels", "planted_flips"),
     *("own_images", "peers", "exported", "serving", "pack", "full_size_parity"),
-    *("scaling_table", "label_scaling", "corpus"),
+    *("scaling_table", "label_scaling", "corpus", "many_labels"),
 )
 
 

@@ -44,7 +44,7 @@ def read_split(folder: RunFolder, name: str) -> tuple[np.ndarray, np.ndarray, np
     split = open_split(data, name)
     reader = ImageReader.from_config(data)
     images = np.stack([reader(split.images, row) for row in range(len(split))])
-    return images, *targets(split.labels, data.difficult_eval)
+    return images, *targets(split.labels[:], data.difficult_eval)
 
 
 def times(programs: Mapping[str, Program], images: np.ndarray, rounds: int) -> dict[str, float]:

@@ -55,7 +55,7 @@ def read_images(root: Path) -> list[Images]:
     config = photographs.method_config("linear probe", photographs.Options(root), rate=1e-2, epochs=1, seed=0)
     opened = [open_split(config.data, name) for name in ("train", "val")]
     extractor = FeatureExtractor.from_config(config, len(opened[0].classes))
-    return [Images(extractor.cached(split).features.readable()[0], split.labels) for split in opened]
+    return [Images(extractor.cached(split).features.readable()[0], split.labels[:]) for split in opened]
 
 
 def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:

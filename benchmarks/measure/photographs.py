@@ -141,7 +141,7 @@ def frequent(root: Path) -> np.ndarray:
     """Return the columns of the classes with enough positives in `val`."""
     data = default_config().data
     data.name, data.root = "voc2012", str(root)
-    labels = open_split(data, "val").labels
+    labels = open_split(data, "val").labels[:]
     return np.flatnonzero((labels == 1).sum(axis=0) >= LEAST_POSITIVES)
 
 

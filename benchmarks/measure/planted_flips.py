@@ -71,7 +71,7 @@ def audited(codes: np.ndarray, scores: np.ndarray) -> Audit:
 
 def less_probable(audit: Audit) -> np.ndarray:
     """Return the labels whose opposite value is more probable, bool[N,K], of all labels with enough images."""
-    confidence = self_confidence(audit.split.labels, audit.scores)
+    confidence = self_confidence(audit.split.labels[:], audit.scores)
     return (confidence < HALF) & can_judge(audit.split)
 
 

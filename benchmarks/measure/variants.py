@@ -119,7 +119,7 @@ def add_label_counts(config: ConfigDict) -> None:
     """Give a config the mean number of positives per image, and the rate of LL that follows from it."""
     train = open_split(config.data, config.data.train_split, seed=config.seed)
     hidden = hide_positives(train, config.data)
-    positives, known = ((split.labels == POSITIVE).sum() / len(split) for split in (train, hidden))
+    positives, known = ((split.labels[:] == POSITIVE).sum() / len(split) for split in (train, hidden))
     missing = (positives - known) / len(train.classes)
     config.loss.expected_positives = float(positives)
     config.loss.large_loss_rate = float(missing / max(1, config.train.epochs - 1))  # of labels per epoch

@@ -61,7 +61,7 @@ class Target:
     @classmethod
     def of(cls, split: Split) -> Target:
         names = [Path(split.images.name(row)).name for row in range(len(split))]
-        return cls(names, split.classes, split.labels == POSITIVE)
+        return cls(names, split.classes, split.labels[:] == POSITIVE)
 
     def measure(self, scores: Path, thresholds: Sequence[float] | None) -> dict[str, float]:
         """Return mAP and macro F1 as fractions, over the classes with at least ten positives.

@@ -115,6 +115,8 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
         wrong.append("eval.select_on=val needs data.val_split")
     if select_on == "test" and not data.test_splits:
         wrong.append("eval.select_on=test needs data.test_splits")
+    if config.thresholds.per == "category" and not data.categories:
+        wrong.append("thresholds.per=category needs data.categories")
     if not data.val_split and not data.test_splits and config.train.fit != "logistic":
         wrong.append("data.val_split and data.test_splits are both empty, so that there is nothing to evaluate")
     return wrong

@@ -45,6 +45,12 @@ DATA_KEYS = section(
         "YAML file below data.root of labels that imply or exclude one another; if empty, none.",
         stages=("train", "pack"),
     ),
+    categories=PathKey(
+        "",
+        "CSV below data.root with the columns label and category: metrics by category, and thresholds for "
+        "thresholds.per=category; if empty, none.",
+        stages=("train",),
+    ),
     train_split=TextKey("train", "Split to train on."),
     val_split=TextKey("val", "Split for selection and early stopping; if empty, none."),
     test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),
@@ -145,6 +151,14 @@ DATA_KEYS = section(
         "(.txt); if not all, every other training label is unknown.",
         stages=("train",),
         shared="record",
+    ),
+    repeat_factor=NumberKey(
+        0.0,
+        "Share of images below which a label is rare: images with it are drawn more often, as for LVIS; 0 is off.",
+        least=0,
+        most=1,
+        stages=("train",),
+        only_if=BY_STEPS,
     ),
     keep_empty=FlagKey(
         False,

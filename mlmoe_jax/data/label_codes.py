@@ -13,14 +13,9 @@ NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 
 
-def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return whether each image has a positive label.
-
-    `difficult` is the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, a label with this
-    code counts as positive. With `negative`, it does not.
-    """
-    enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
-    return np.any(np.isin(labels, enough), axis=1)
+def present_codes(difficult: str) -> tuple[int, ...]:
+    """Return the codes of labels that an image has, by the treatment of the code DIFFICULT, as in `targets`."""
+    return (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
 
 
 def targets(
@@ -37,14 +32,3 @@ def targets(
     elif difficult == "ignore":
         valid &= codes != DIFFICULT
     return positive, valid
-
-
-def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
-    """Return "a median of N positives per label" if N is less than FEW_POSITIVES, otherwise "".
-
-    The AP of a label with one positive image is 1/rank of this image. A mean over such labels is therefore noisy.
-    """
-    counts = (labels == POSITIVE).sum(axis=0)
-    if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:
-        return ""
-    return f"a median of {median:g} positives per label"

@@ -30,6 +30,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
+from mlmoe_jax.data.sampling import draw_rows
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed, workers
@@ -56,6 +57,7 @@ class _Examples(grain.transforms.MapWithIndex):
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
         self.difficult, self.size = data_config.difficult_train, data_config.image_size
         self.reader = ImageReader.from_config(data_config, augment)
+        self.repeat = data_config.repeat_factor if augment is not None else 0
         self._copy = -1  # the descriptor of the open file with a copy of the split
 
     def store(self, file: BinaryIO) -> None:
@@ -76,22 +78,26 @@ class _Examples(grain.transforms.MapWithIndex):
             return {"id": element.astype(np.int32)}
         share, count = self.process
         size = len(element) // count
+        element = draw_rows(element, index * len(element), self.split.labels, self.repeat, self.seed)
         examples = [
             self._read(int(element[position]), np.random.default_rng([self.seed, index, position]))
             for position in range(share * size, (share + 1) * size)
         ]
-        return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        batch = {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        return {**batch, **self._read_labels(batch)} if self.labels else batch
 
     def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
         row = row if row < len(self.split) else -1
         arrays = None if row < 0 else self._input(row, random)
-        codes = np.full(len(self.split.classes), UNKNOWN, np.int8) if arrays is None else self.split.labels[row]
         mask = np.float32(arrays is not None)
-        example = {**(arrays or self._no_input()), "mask": mask, "id": np.int32(row)}
-        if self.labels:
-            positive, valid = targets(codes, self.difficult)
-            example["label"], example["label_mask"] = positive.astype(np.float32), valid.astype(np.float32)
-        return example
+        return {**(arrays or self._no_input()), "mask": mask, "id": np.int32(row)}
+
+    def _read_labels(self, batch: HostBatch) -> HostBatch:
+        codes = np.full((len(batch["id"]), len(self.split.classes)), UNKNOWN, np.int8)
+        is_read = batch["mask"] > 0
+        codes[is_read] = self.split.labels[batch["id"][is_read]]
+        positive, valid = targets(codes, self.difficult)
+        return {"label": positive.astype(np.float32), "label_mask": valid.astype(np.float32)}
 
     def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
         """Return the model input of image `row`.
@@ -256,9 +262,13 @@ def _has_accelerator() -> bool:
     return jax.default_backend() != "cpu"
 
 
-def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the rows of the images in the global training batch of `step`, in its order. The first step is 1."""
-    return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
+def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int, repeat: float = 0.0) -> list[int]:
+    """Return the rows of the images in the global training batch of `step`, in its order. The first step is 1.
+
+    `repeat` is `data.repeat_factor`.
+    """
+    places = np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1])
+    return draw_rows(places, (step - 1) * batch_size, split.labels, repeat, seed).tolist()
 
 
 def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:

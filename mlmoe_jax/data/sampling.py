@@ -6,14 +6,16 @@ together. Shape letters: N images, K labels, G units, F folds.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int, Integer, UInt64
+from jaxtyping import Bool, Float, Int, Integer, UInt64
 from scipy.sparse import csc_array, csr_array, hstack
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.runtime.text import compose
 
 
@@ -44,6 +46,40 @@ def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.n
     """
     values = hash_names(units, seed) / 2.0**64
     return (values < fraction) | (values == values.min(initial=1))
+
+
+@functools.lru_cache(maxsize=1)
+def _repeat_ends(labels: LabelMatrix, threshold: float) -> Float[np.ndarray, " n"]:
+    """Return the cumulative sum of the repeat factors of the images, scaled to the sum N."""
+    present = labels.marked(POSITIVE)
+    frequency = np.maximum(present.sum(axis=0), 1) / max(1, len(labels))
+    factors = present * np.maximum(1, np.sqrt(threshold / frequency))
+    ends = np.cumsum(np.maximum(1, factors.max(axis=1).toarray().ravel()))
+    return ends * (len(labels) / ends[-1])
+
+
+def draw_rows(
+    places: Int[np.ndarray, " b"], first: int, labels: LabelMatrix, threshold: float, seed: int
+) -> Int[np.ndarray, " b"]:
+    """Return the rows of images, in which an image with rare labels is more often (`data.repeat_factor`).
+
+    The repeat factor of a label with the frequency f is max(1, √(threshold / f)), and that of an image the largest of
+    its positive labels (A. Gupta, P. Dollár and R. Girshick, "LVIS: A Dataset for Large Vocabulary Instance
+    Segmentation", CVPR 2019). An epoch has N images with and without repetition. An image is in it as often as its
+    share of all factors says, rounded up or down by a number that is drawn per epoch.
+
+    Args:
+      places: numbers from 0 to N − 1 at random; an epoch has each once.
+      first: the number of places before these, in all epochs.
+      threshold: the frequency below which a label is rare. 0 returns `places`.
+    """
+    if not threshold:
+        return places
+    epochs = (first + np.arange(len(places))) // len(labels)
+    shifts = {epoch: np.random.default_rng([seed, epoch]).random() for epoch in np.unique(epochs).tolist()}
+    shifted = places + np.array([shifts[epoch] for epoch in epochs.tolist()])
+    rows = np.searchsorted(_repeat_ends(labels, threshold), shifted, side="right")
+    return np.minimum(rows, len(labels) - 1)
 
 
 def assign_folds(

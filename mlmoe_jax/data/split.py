@@ -19,6 +19,7 @@ from mlmoe_jax.runtime.array_types import Arrays
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
+    from mlmoe_jax.data.label_matrix import LabelMatrix
 
 
 def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str]:
@@ -34,8 +35,8 @@ class Split:
     """One split of a data set with N images and K labels.
 
     Attributes:
-      labels: label codes i8[N,K]: NEGATIVE, POSITIVE, UNKNOWN or DIFFICULT. The pipeline, not the source, decides how
-        UNKNOWN and DIFFICULT are treated in training.
+      labels: label codes i8[N,K]: NEGATIVE, POSITIVE, UNKNOWN or DIFFICULT. A dense array is converted. The pipeline,
+        not the source, decides how UNKNOWN and DIFFICULT are treated in training.
       ids: name of each image, a path or a generated name. (`id` in a batch is the row of the image instead.)
       groups: name of each image's group, such as the patient, or "" for a group of its own. None means that the data
         has no groups. The images of a group should not be in two splits.
@@ -49,7 +50,7 @@ class Split:
 
     name: str
     classes: tuple[str, ...]
-    labels: np.ndarray
+    labels: LabelMatrix
     ids: Sequence[str]
     images: Images
     groups: Sequence[str] | None = None
@@ -71,7 +72,8 @@ class Split:
     def fingerprint(self) -> str:
         """A sha256 of the names, labels and groups of all images."""
         digest = hashlib.sha256("\0".join(self.ids).encode(errors="surrogatepass"))
-        digest.update(np.ascontiguousarray(self.labels, np.int8).tobytes())
+        for codes in self.labels.blocks():
+            digest.update(codes)
         digest.update("\0".join(self.groups or ()).encode(errors="surrogatepass"))
         return digest.hexdigest()
 
@@ -87,7 +89,7 @@ class Split:
         return replace(
             self,
             name=name,
-            labels=self.labels[rows],
+            labels=self.labels.take(rows),
             ids=[self.ids[row] for row in places],
             images=self.images.take(rows),
             groups=None if self.groups is None else [self.groups[row] for row in places],
@@ -100,8 +102,9 @@ class Split:
         """Return the split with labels that are consistent with a label tree, see `LabelTree.close`."""
         if not tree:
             return self
-        labels, contradictions = tree.close(self.labels)
-        return replace(self, labels=labels, tree=tree, contradictions=contradictions)
+        closed = [(self.labels.of(codes), rows) for codes, rows in map(tree.close, self.labels.blocks())]
+        labels, contradictions = zip(*closed, strict=True)
+        return replace(self, labels=self.labels.join(labels), tree=tree, contradictions=np.concatenate(contradictions))
 
     def without_missing(self) -> Split:
         """Return the split without the images that have no file, which become the attribute `missing` of the result."""
@@ -126,6 +129,9 @@ class Split:
                 f"{self.labels.shape} do not fit together"
             )
         require_names(self.classes, f"split {self.name}")
+        from mlmoe_jax.data.label_matrix import LabelMatrix  # here, because it imports scipy, and --help needs none
+
+        object.__setattr__(self, "labels", LabelMatrix.of(self.labels))
 
 
 class SkippedImages:

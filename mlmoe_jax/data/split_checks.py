@@ -119,7 +119,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
-        if not (split.labels == POSITIVE).any():
+        if not split.labels.count(POSITIVE).any():
             raise UserError(
                 f"split {split.name} has no image with a positive label, so nothing can be learned from it or measured "
                 "on it; correct its labels, name another split, or hold out more with data.val_fraction"
@@ -203,4 +203,4 @@ def contradictions(splits: Iterable[Split]) -> list[str]:
 
 def count_codes(split: Split, value: int) -> list[int]:
     """Return the number of images with the label code `value` per class."""
-    return (split.labels == value).sum(axis=0).tolist()
+    return split.labels.count(value).tolist()

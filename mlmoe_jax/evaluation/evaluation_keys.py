@@ -82,7 +82,13 @@ THRESHOLD_KEYS = section(
         stages=("fit", "calibrate"),
     ),
     per=ChoiceKey(
-        "class", "What has a threshold of its own.", choices={"class": "each class", "global": "all classes together"}
+        "class",
+        "What has a threshold of its own.",
+        choices={
+            "class": "each class",
+            "category": "the classes of each category of data.categories together",
+            "global": "all classes together",
+        },
     ),
     goal=ChoiceKey(
         "f1",

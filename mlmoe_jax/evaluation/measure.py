@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages
@@ -118,6 +118,7 @@ def _measure_split(
     if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
         predicted["fitted"] = fitted.predict(readable.scores, label_space.names, INDEPENDENT if raw is None else tree)
     entries = replace(entries, thresholds=thresholds, predicted=predicted, tree=tree, raw=raw)
+    entries = replace(entries, categories=label_space.labels_by_category())
     published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, frequency)
     biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, threshold, mask=entries.valid)
     return Measured(scored, entries, measure_entries(entries) | published, biases)

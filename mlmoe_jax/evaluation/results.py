@@ -61,7 +61,7 @@ class SplitScores:
     def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
         """Return the images and labels of a split with their scores, f32[N,K]."""
         groups = None if split.groups is None else np.asarray(split.groups, dtype=str)
-        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, groups, split)
+        return cls(split.name, np.asarray(split.ids, dtype=str), scores, np.asarray(split.labels), groups, split)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -25,6 +25,7 @@ from mlmoe_jax.evaluation.results import (
 )
 from mlmoe_jax.runs.decisions import Thresholds, stored_thresholds
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, RunFolder, read_config, read_label_space
+from mlmoe_jax.runtime.array_types import Ints
 
 
 class StoredRun:
@@ -127,6 +128,11 @@ class StoredRun:
     def measured_split(self, name: str) -> SplitScores:
         """Return the scores from which the metrics of a split are computed, see `metric_scores`."""
         return metric_scores(self.split(name), self.tree, self.settings(name))
+
+    @property
+    def categories(self) -> dict[str, Ints]:
+        """Category -> the indices of its labels; {} without categories."""
+        return {} if self.label_space is None else self.label_space.labels_by_category()
 
     @property
     def reported_tree(self) -> LabelTree:

@@ -34,6 +34,7 @@ from PIL import Image
 
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.split import Split
@@ -105,14 +106,14 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
-def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
+def choose_samples(codes: LabelMatrix, count: int) -> np.ndarray:
     """Choose at most `count` images that cover as many labels as possible, and return their rows i64[S], sorted.
 
     Each iteration chooses the first image with the most uncovered positive labels by its codes i8[N,K]; they are then
     covered. If no remaining image has an uncovered label, all labels become uncovered again. Images without positive
     labels are chosen last. The choice is deterministic.
     """
-    positive = codes == POSITIVE
+    positive = codes.marked(POSITIVE).astype(np.int64)
     samples, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
     gain = positive.sum(axis=1)
     while len(samples) < count and free.any():
@@ -120,9 +121,9 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
         if not gain[row]:
             unseen[:], gain = True, positive.sum(axis=1)
             row = int(np.argmax(np.where(free, gain, -1)))
-        new = unseen & positive[row]
+        new = unseen & (codes[row] == POSITIVE)
         unseen &= ~new
-        gain -= positive[:, new].sum(axis=1)
+        gain -= positive @ new
         samples.append(row)
         free[row] = False
     return np.sort(np.array(samples, np.int64))

@@ -294,7 +294,7 @@ class ROLE(ExpectedPositives):
         shape = estimates_shape(self)
         training = self.training_labels()
         uniform = np.random.default_rng(training.seed).uniform(-SPREAD, SPREAD, shape).astype(np.float32)
-        positive, known = targets(training.codes, training.difficult)
+        positive, known = targets(np.asarray(training.codes), training.difficult)
         return {"estimates": np.where(known, np.where(positive, KNOWN, -KNOWN), uniform).astype(np.float32)}
 
     def __call__(self, logits, examples):

@@ -233,7 +233,8 @@ class Checks(Hook):
     def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
         """Return a text about a step: its loss or gradient norm that is not finite, learning rate and images."""
         config, split = self._experiment.config, self._experiment.data.train_split
-        rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
+        options = {"batch_size": config.train.batch_size, "seed": config.seed, "repeat": config.data.repeat_factor}
+        rows = rows_of_step(split, step=step, **options)
         images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
         rate = float(self._experiment.steps.learning_rate(step - 1))
         value = f"the loss is {float(metrics['loss']):g}"

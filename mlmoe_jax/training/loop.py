@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import Stopped, UserError
@@ -231,7 +231,8 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         scored[outside.name] = outside
     fitted = None
     if config.thresholds.at_end:
-        fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config)
+        categories = label_space.labels_by_category()
+        fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config, categories=categories)
         status(f"thresholds fitted on {fitted.source['split']}; mlmoe predict uses them")
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():

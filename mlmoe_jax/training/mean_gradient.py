@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
@@ -49,7 +50,7 @@ def mean_gradient(run: Run, paths: Sequence[str], task: str) -> dict[str, np.nda
     return {path: value / steps for path, value in total.items()}
 
 
-def _gradient_step(run: Run, paths: Sequence[str], labels: np.ndarray) -> Callable[..., Params]:
+def _gradient_step(run: Run, paths: Sequence[str], labels: LabelMatrix) -> Callable[..., Params]:
     """Return a jitted function of the values, the frozen values, a batch and a random key: path -> gradient.
 
     Args:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_matrix import LabelCodes
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
@@ -125,7 +126,7 @@ class Objective:
         )
 
 
-def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> TrainingLabels:
+def training_labels(config: ConfigDict, codes: LabelCodes, names: Sequence[str] = ()) -> TrainingLabels:
     """Return what a loss may use of the training labels.
 
     `codes` i8[N,K] are the label codes of the training split, and `names` are the names of the labels, for which
@@ -136,7 +137,7 @@ def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] 
     return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior)
 
 
-def training_objective(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> Objective:
+def training_objective(config: ConfigDict, codes: LabelCodes, names: Sequence[str] = ()) -> Objective:
     """Return the training loss of a config, for the arguments of `training_labels`."""
     return Objective(config.loss, training_labels(config, codes, names))
 

@@ -13,7 +13,8 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
-from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
+from mlmoe_jax.data.sources.categories import read_categories
+from mlmoe_jax.data.sources.open import find_root, open_splits, original_name, resolve_path
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images, sample_digests
 from mlmoe_jax.errors import UserError
@@ -99,7 +100,10 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
         "vectors": head_class(config).needs_vectors,
         "name_vectors": vectors_for(config),
     }
-    return compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
+    space = compute_label_space(train_split, original_name(config.data), config.model, config.seed, **options)
+    if path := config.data.categories:
+        return replace(space, categories=read_categories(resolve_path(config.data, path), space.names))
+    return space
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
@@ -110,7 +114,7 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
     space = read_label_space(folder)
     if space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
-    positives = (train_split.labels == POSITIVE).sum(axis=0)
+    positives = train_split.labels.count(POSITIVE)
     same_number = space.images == len(train_split)  # otherwise a warning of `_report_order` says more
     if same_number and (space.tree != train_split.tree or (space.positives != positives).any()):
         _logger.warning(f"labels have changed since the run in {folder} started, so it continues with other labels")
@@ -183,7 +187,7 @@ def _report_order(
 def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:
     """Log warnings about the config and the splits, and print the numbers of training images and labels."""
     head = head_class(config)
-    if head.unknown_labels and (train_split.labels == UNKNOWN).any():
+    if head.unknown_labels and train_split.labels.count(UNKNOWN).any():
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
     for warning in configuration.find_warnings(config) + check_splits(train_split, list(eval_splits.values())):
         _logger.warning(warning)

@@ -252,6 +252,7 @@ VALUES = [
         of_values(f"{MISTAKES}{NO_NAME}", {"data.val_fraction": 0.1, "data.val_split": name, "eval.select_on": "none"})
         for name in ("", "train")
     ),
+    of_values(f"{MISTAKES}thresholds.per=category needs data.categories", {"thresholds.per": "category"}),
     of_values(
         f"{MISTAKES}ema.decay is 1.5 and must be a number of at least 0 and at most 1; "
         "loss.reduce is 'max' and must be one of mean, sum; "

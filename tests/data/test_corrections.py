@@ -62,11 +62,11 @@ def test_every_source_is_corrected(source, tmp_path):
     write_images(tmp_path, ("train/cat/a.png", "train/dog/b.png"))
     data = data_settings(source, tmp_path, labels=20)
     before = open_split(data, "train")
-    data.corrections, code = str(tmp_path / "fixed.csv"), 1 - before.labels[0, 0] ** 2
+    data.corrections, code = str(tmp_path / "fixed.csv"), 1 - before.labels[:][0, 0] ** 2
     (tmp_path / "fixed.csv").write_text(f"{HEADING}{before.ids[0]},{before.classes[0]},,{code},,yes\n")
     after = open_split(data, "train")
-    assert after.labels[0, 0] == code
-    assert (after.labels != before.labels).sum() == 1
+    assert after.labels[:][0, 0] == code
+    assert (after.labels[:] != before.labels).sum() == 1
 
 
 def test_a_file_may_be_below_the_data_set_absolute_or_in_an_object_store(monkeypatch):

@@ -89,9 +89,9 @@ def test_the_labels_of_all_splits_are_closed_before_images_are_held_out(tmp_path
     keys = {"table": "labels.csv", "classes": "classes.txt", "tree": "tree.yaml", "bad_images": "skip"}
     data = settings(tmp_path, val_fraction=0.4, split_seed=3, **keys)
     train, val = open_splits(data, ["val"], keep_missing=True).values()
-    of_val = (val.labels == 1).sum(axis=0)
+    of_val = (val.labels[:] == 1).sum(axis=0)
     assert of_val.tolist() == [2, 0, 0, 2, 0, 2, 2]
-    assert ((train.labels == 1).sum(axis=0) + of_val).tolist() == [5, 0, 0, 5, 0, 5, 5]
+    assert ((train.labels[:] == 1).sum(axis=0) + of_val).tolist() == [5, 0, 0, 5, 0, 5, 5]
     _, negative, exclusive, *_ = check_splits(train, [val])
     assert negative == (
         "3 of the 5 images of split train have a negative label that another label of the image implies, which counts "

@@ -29,6 +29,7 @@ from mlmoe_jax.data.pipeline import (
     build_loader,
     plan_for_few_images,
     plan_readers,
+    rows_of_step,
     steps_per_epoch,
 )
 from mlmoe_jax.data.prepare import Preprocess
@@ -358,3 +359,27 @@ def test_few_images_are_read_by_threads(monkeypatch):
     monkeypatch.setattr(pipeline, "cores", lambda: 64)
     assert plan_for_few_images(AUTO, AUTO) == {"threads": 8, "workers": 0}
     assert plan_for_few_images(3, 2) == {"threads": 3, "workers": 2}
+
+
+# ---------------------------------------------------------------------------------------------------------- repetition
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_images_with_rare_labels_are_repeated_in_the_rows_of_each_step(processes, first_step):
+    """For any number of processes and any first step, and in training only."""
+    codes = np.zeros((40, 3), np.int8)
+    codes[:, 0], codes[5, 1] = 1, 1
+    split, data = replace(make_split(40), labels=codes), settings(repeat_factor=0.4)
+    parts = [
+        take(9, split, data=data, batch_size=8, augment=TRAIN, seed=2, first_step=first_step, process=(k, processes))
+        for k in range(processes)
+    ]
+    found = [np.concatenate([part[step]["id"] for part in parts]).tolist() for step in range(9)]
+    expected = [rows_of_step(split, batch_size=8, seed=2, step=first_step + 1 + k, repeat=0.4) for k in range(9)]
+    assert found == expected
+    assert list(itertools.chain(*found)).count(5) in range(4, 10), "√(0.4 · 40) is 4, and there are 72 images"
+    for part in parts:
+        for batch in part:
+            np.testing.assert_array_equal(batch["label"], codes[batch["id"]])
+            assert (batch["image"][:, 0, 0, 0] == batch["id"]).all()
+    evaluated = take(5, split, data=data, batch_size=8)
+    assert np.concatenate([batch["id"] for batch in evaluated]).tolist() == list(range(40))

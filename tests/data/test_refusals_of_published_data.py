@@ -140,8 +140,8 @@ def test_damage(case, tmp_path):
 # ------------------------------------------------------------------------------------------------------ names and roots
 KNOWN = (
     "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, chestxray14, chexpert, csv, "
-    "jsonl, folders, coco_json, label_studio, fiftyone, cvat, sidecar, wd_tagger, xmp, xmp_lightroom, keywords, "
-    "packed, tfds:NAME"
+    "jsonl, parquet, webdataset, folders, coco_json, label_studio, fiftyone, cvat, sidecar, wd_tagger, xmp, "
+    "xmp_lightroom, keywords, packed, tfds:NAME"
 )
 BIRDS = Published("birds", "images and labels.txt", "https://example.org/birds", "birds")
 HOW = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers.tables import lines, settings, split_of, write
 
-from mlmoe_jax.data.label_codes import few_positives
-from mlmoe_jax.data.sampling import assign_folds, draw_held_out
+from mlmoe_jax.data.label_matrix import LabelMatrix, few_positives
+from mlmoe_jax.data.sampling import assign_folds, draw_held_out, draw_rows
 from mlmoe_jax.data.sources.open import open_split
 
 
@@ -141,3 +141,27 @@ def test_the_fingerprint_of_a_split_depends_on_names_labels_and_groups():
     given = {"ids": "xy", "labels": (1, 0, 0, 0), "groups": ["p", "q"]}
     changes = ({}, {"ids": "xz"}, {"labels": (0, 1, 0, 0)}, {"groups": ["p", "p"]})
     assert len({split_of(**given | change).fingerprint for change in changes}) == 4
+
+
+# ------------------------------------------------------------------------------------------------------ draw_rows
+def test_images_with_rare_labels_are_drawn_more_often():
+    """In proportion to max(1, √(t/f)) of their rarest label: here 1, 2 and 10 of 0.04/f with f of 0.5, 0.01, 0.0004."""
+    codes = np.zeros((10_000, 4), np.int8)
+    codes[:5_000, 0], codes[100:200, 1], codes[150:154, 2], codes[9_000:, 3] = 1, 1, 1, -1
+    factors = np.ones(10_000)
+    factors[100:200], factors[150:154] = 2, 10
+    labels, random = LabelMatrix.of(codes), np.random.default_rng(0)
+    drawn = [draw_rows(random.permutation(10_000), epoch * 10_000, labels, 0.04, 3) for epoch in range(40)]
+    expected = factors * 10_000 / factors.sum()
+    for rows in drawn:
+        often = np.bincount(rows, minlength=10_000)
+        assert often.sum() == 10_000
+        assert (np.abs(often - expected) < 1).all(), "rounded up or down"
+    assert len({rows.tobytes() for rows in map(np.sort, drawn)}) > 1, "each epoch draws anew"
+    mean = np.mean([np.bincount(rows, minlength=10_000) for rows in drawn], axis=0)
+    assert abs(mean[150:154].mean() / mean[:100].mean() - 10) < 0.5
+
+
+def test_without_repetition_each_image_is_drawn_once_per_epoch():
+    places = np.arange(4)[::-1]
+    assert draw_rows(places, 8, LabelMatrix.of(np.eye(4, dtype=np.int8)), 0.0, 0) is places

@@ -28,7 +28,7 @@ def decoded(image: np.ndarray, labels: int) -> set[int]:
 def test_every_image_shows_its_labels(labels):
     split = open_synthetic(labels, "val")
     assert split.labels.shape == (500, labels)
-    assert split.labels.sum(axis=1).tolist() == [3] * 500
+    assert split.labels[:].sum(axis=1).tolist() == [3] * 500
     gray = 0
     for row in range(0, 500, 25):
         shown = set(np.flatnonzero(split.labels[row]).tolist())
@@ -39,7 +39,7 @@ def test_every_image_shows_its_labels(labels):
 
 
 def test_labels_are_drawn_evenly():
-    positives = open_synthetic(40, "train").labels.sum(axis=0)
+    positives = open_synthetic(40, "train").labels[:].sum(axis=0)
     place = np.arange(40) % 16
     for of in range(16):
         among = positives[place == of]

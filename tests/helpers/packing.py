@@ -81,7 +81,7 @@ def assert_same_split(ours: Split, theirs: Split, rows=None) -> None:
     """Assert that two splits have the same names, labels, ids and, at `rows` (default: all), pixels."""
     assert (ours.name, ours.classes) == (theirs.name, theirs.classes)
     assert list(ours.ids) == list(theirs.ids)
-    assert ours.labels.dtype == np.int8
+    assert ours.labels[:].dtype == np.int8
     np.testing.assert_array_equal(ours.labels, theirs.labels)
     for row in range(len(theirs)) if rows is None else rows:
         np.testing.assert_array_equal(ours.images.read(row), theirs.images.read(row))

@@ -62,10 +62,10 @@ MARK_OF_CODE = {POSITIVE: "", UNKNOWN: "?", DIFFICULT: "~"}
 
 def listed(split) -> list[str]:
     """Return a line per image: its name and its positive, unknown (?) and difficult (~) labels."""
-    assert split.labels.dtype == np.int8
+    assert split.labels[:].dtype == np.int8
     labels = [
         ", ".join(MARK_OF_CODE[code] + name for name, code in zip(split.classes, row, strict=True) if code != NEGATIVE)
-        for row in split.labels.tolist()
+        for row in split.labels[:].tolist()
     ]
     return [f"{name}: {names}".strip() for name, names in zip(split.ids, labels, strict=True)]
 

@@ -11,6 +11,7 @@ from mlmoe_jax.config import load_config
 from mlmoe_jax.data.decoding import STRICT, BadImage
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
@@ -111,13 +112,14 @@ def test_every_label_is_among_the_samples():
     codes = np.where(draw.random((500, 40)) < 0.04, POSITIVE, draw.integers(-1, 3, (500, 40)))
     codes[codes == POSITIVE] *= draw.random((codes == POSITIVE).sum()) < 0.2  # some labels are rare
     codes = codes.astype(np.int8)
-    rows = choose_samples(codes, 30)
+    labels = LabelMatrix.of(codes)
+    rows = choose_samples(labels, 30)
     assert len(rows) == len(set(rows)) == 30
     assert (np.diff(rows) > 0).all()
     occurs = (codes == POSITIVE).any(axis=0)
     assert occurs.sum() > 30, "some images need several labels"
     assert ((codes[rows] == POSITIVE).any(axis=0) == occurs).all()
-    np.testing.assert_array_equal(rows, choose_samples(codes, 30))
+    np.testing.assert_array_equal(rows, choose_samples(labels, 30))
 
 
 # ---------------------------------------------------------------------------------------------------- list_prompts

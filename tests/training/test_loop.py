@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.config.recipes.benchmarks import apply_selection
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.heads.linear import LinearHead

@@ -170,6 +170,6 @@ def test_known_positives_imply_others(tmp_path):
     config.data = settings(str(tmp_path), val_split="", test_splits=(), known_positives="one", tree="tree.yaml")
     write(tmp_path, "train.csv", "\n".join(["image,labels", *(f"{name},cat;dog" for name in names)]), images=names)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
-    labels = open_training_data(config).train_split.labels.tolist()
+    labels = open_training_data(config).train_split.labels[:].tolist()
     assert sorted(map(tuple, labels)) == [(-1, 1)] * labels.count([-1, 1]) + [(1, 1)] * labels.count([1, 1])
     assert 0 < labels.count([1, 1]) < 20

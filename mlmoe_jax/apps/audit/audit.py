@@ -60,7 +60,7 @@ class Audit:
     @cached_property
     def confidence(self) -> Float[np.ndarray, "n k"]:
         """The `self_confidence` of each label of each image, f64[N,K]; nan for labels that cannot be judged."""
-        return np.where(self.judged, self_confidence(self.split.labels, self.scores), np.nan)
+        return np.where(self.judged, self_confidence(np.asarray(self.split.labels), self.scores), np.nan)
 
     @cached_property
     def judged(self) -> Bool[np.ndarray, " k"]:
@@ -69,12 +69,12 @@ class Audit:
 
     @cached_property
     def limits(self) -> Limits:
-        return Limits.of(self.split.labels, self.scores)
+        return Limits.of(np.asarray(self.split.labels), self.scores)
 
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each unanswered suggestion, i64[S,2], sorted by increasing `confidence`."""
-        issues = self.limits.issues(self.split.labels, self.scores)
+        issues = self.limits.issues(np.asarray(self.split.labels), self.scores)
         found = ranked(np.where(issues, self.confidence, np.nan))
         is_open = [self.suggestion(*place).key not in self.answered for place in found.tolist()]
         return found[np.array(is_open, bool)]
@@ -113,12 +113,12 @@ class Audit:
     def suggestion(self, row: int, label: int) -> Suggestion:
         """Return the unanswered suggestion for the image `row` and the label `label`, an index."""
         split = self.split
-        codes = int(split.labels[row, label]), POSITIVE if self.is_missing(row, label) else NEGATIVE
+        codes = int(split.labels[row][label]), POSITIVE if self.is_missing(row, label) else NEGATIVE
         return Suggestion.of(split.ids[row], split.classes[label], codes, self.confidence[row, label])
 
     def is_missing(self, row: int, label: int) -> bool:
         """Return True if the suggestion for this image and label adds the label, and False if it removes the label."""
-        return bool(self.split.labels[row, label] != POSITIVE)
+        return bool(self.split.labels[row][label] != POSITIVE)
 
 
 def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:

@@ -65,7 +65,7 @@ def _twins(audit: Audit, twins: list[tuple[int, int]], images: dict[str, bytes])
     title, labels, shown = "Similar images with different labels", audit.split.labels, []
     for pair in twins:
         for row in pair:
-            outcomes = {k: "right" if labels[row, k] == POSITIVE else "unknown" for k in audit.differences(*pair)}
+            outcomes = {k: "right" if labels[row][k] == POSITIVE else "unknown" for k in audit.differences(*pair)}
             if str(audit.split.ids[row]) in images:
                 shown.append((row, outcomes))
     if not shown:
@@ -78,7 +78,7 @@ def _twins(audit: Audit, twins: list[tuple[int, int]], images: dict[str, bytes])
 
 
 def _together(audit: Audit) -> Section:
-    names, counts, rows = audit.split.classes, (audit.split.labels == POSITIVE).sum(axis=0), []
+    names, counts, rows = audit.split.classes, audit.split.labels.count(POSITIVE), []
     for pair in audit.pairs:
         rows.append([names[pair.a], names[pair.b], pair.p_b_given_a, int(counts[pair.a]) - pair.support])
     columns = ["label", "nearly always with", ("share", "fraction"), ("images without", "count")]

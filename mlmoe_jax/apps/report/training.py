@@ -13,7 +13,7 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbe
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
 from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD

@@ -37,7 +37,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
                 {key: stored.source[name] for key, name in goal.items() if name in stored.source}
             )
             fitted_on = run.split(stored.source["split"])
-            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated)
+            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated, run.categories)
             status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
         write_thresholds(folder, calibrated)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")

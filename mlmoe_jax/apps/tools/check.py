@@ -131,7 +131,7 @@ def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) ->
 
 def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
     images, errors = inspection
-    labels_per_image = (split.labels == POSITIVE).sum(axis=1)
+    labels_per_image = split.labels.count(POSITIVE, axis=1)
     bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in errors.items()]
     missing = sum(item["missing"] for item in bad)
     return {

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from scipy.sparse import csc_array
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.names import SEPARATORS, find_variants, names_joined_by
@@ -93,21 +94,22 @@ class LabelCounts:
 
     def __init__(self, splits: Sequence[Split]):
         self.splits, self.names = splits, splits[0].classes
-        self.counts = np.sum([_is_label(split.labels).sum(axis=0) for split in splits], axis=0).tolist()
+        self._marks = [csc_array(split.labels.marked(POSITIVE, DIFFICULT)) for split in splits]
+        self.counts = np.sum([marks.sum(axis=0) for marks in self._marks], axis=0).tolist()
         self.images = sum(map(len, splits))
 
     def describe(self, k: int) -> str:
         """Return text with the name of label `k`, its number of images, and the places of these images."""
-        images = ((split, row) for split in self.splits for row in np.flatnonzero(_is_label(split.labels[:, k])))
+        images = (
+            (split, row)
+            for split, marks in zip(self.splits, self._marks, strict=True)
+            for row in marks.indices[slice(*marks.indptr[k : k + 2])]
+        )
         return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}: {image_places(images)})"
 
     def describe_several(self, labels: Sequence[int]) -> str:
         """Return text that describes several labels, given by their indices. A long list is abbreviated."""
         return abbreviate([self.describe(k) for k in labels])
-
-
-def _is_label(codes: np.ndarray) -> np.ndarray:
-    return np.isin(codes, (POSITIVE, DIFFICULT))
 
 
 def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]:

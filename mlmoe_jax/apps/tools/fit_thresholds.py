@@ -25,6 +25,7 @@ from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
+_PER = {"class": "one per label", "category": "one per category", "global": "one for all labels"}
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
@@ -46,7 +47,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
         overrides = [*overrides, ("thresholds.goal", *levels)]
     with changing_thresholds(folder) as run:
         config, table = open_split_to_fit(run, overrides, "fit")
-        thresholds = fit_thresholds(table, run.labels, config, run.thresholds)
+        thresholds = fit_thresholds(table, run.labels, config, run.thresholds, run.categories)
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict uses")
     document = {**thresholds.source, "thresholds": thresholds.values}
@@ -120,10 +121,9 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
     goal, level = _GOALS[source["goal"]], source.get(source["goal"])
     if level is not None:
         goal += f" {100 * level:g} %"
-    per = "one for all labels" if source["per"] == "global" else "one per label"
     lines = [
-        f"{goal}, {per}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
-        f"{np.median(finite):.3f}"
+        f"{goal}, {_PER[source['per']]}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to "
+        f"{max(finite):.3f}, median {np.median(finite):.3f}"
     ]
     if source["shared"]:
         few = f"with fewer than {source['least_positives']} positive images share one threshold"

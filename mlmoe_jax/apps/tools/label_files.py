@@ -38,7 +38,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     for split, file in zip(splits, files, strict=True):
         difficult = _difficult_code(form, difficult_treatment(config.data, split.name))
         note = form.write(file, _entries(split, file.images, difficult))
-        rows.append([split.name, len(split), np.count_nonzero(split.labels == POSITIVE), str(file.path)])
+        rows.append([split.name, len(split), split.labels.count(POSITIVE).sum(), str(file.path)])
         notes += [*_losses(split, form, difficult), *filter(None, [note])]
     counts = [Column(title, "{:,}".format) for title in ("images", "positive labels")]
     return Outcome([Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)])
@@ -69,19 +69,18 @@ def _difficult_code(form: Format, treatment: str) -> int:
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
     """Yield the path and labels (None if unlabeled) of each image. DIFFICULT is replaced by the code `difficult`."""
-    codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
-    is_unlabeled = (codes == UNKNOWN).all(axis=1)
-    for row, image in enumerate(images):
-        labels = {split.classes[k]: int(codes[row, k]) for k in np.flatnonzero(codes[row] > NEGATIVE)}
-        yield LabelEntry(image, None if is_unlabeled[row] else labels)
+    for image, given in zip(images, split.labels, strict=True):
+        codes = np.where(given == DIFFICULT, difficult, given)
+        labels = {split.classes[k]: int(codes[k]) for k in np.flatnonzero(codes > NEGATIVE)}
+        yield LabelEntry(image, None if (codes == UNKNOWN).all() else labels)
 
 
 def _losses(split: Split, form: Format, difficult: int) -> Iterator[str]:
     """Yield sentences about label codes that the format cannot represent, and that are written as another code."""
-    is_unknown = split.labels == UNKNOWN
-    is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
-    if unknown := np.count_nonzero(is_unknown):
+    count = split.labels.count(UNKNOWN, axis=1)
+    # An image without known labels stays unlabeled.
+    if unknown := count[count < len(split.classes)].sum():
         yield f"{split.name}: {unknown:,} unknown labels are written as absent, because the format has no mark for them"
-    if not form.holds_difficult and (count := np.count_nonzero(split.labels == DIFFICULT)):
+    if not form.holds_difficult and (count := split.labels.count(DIFFICULT).sum()):
         name = "present" if difficult == POSITIVE else "absent"
         yield f"{split.name}: {count:,} difficult labels are written as {name}, because the format has no mark for them"

@@ -102,7 +102,7 @@ def _divide_by_labels(run: Run, images: Images) -> tuple[list[str], list[int]]:
     labeled = {
         _real_path(split.images.name(row))
         for split in splits.values()
-        for row in np.flatnonzero((split.labels != UNKNOWN).any(axis=1)).tolist()
+        for row in np.flatnonzero(split.labels.count(UNKNOWN, axis=1) < len(split.classes)).tolist()
     }
     unlabeled = [row for path, row in given.items() if path not in labeled]
     files = sorted(path for path in labeled if "://" in path or os.path.isfile(path))

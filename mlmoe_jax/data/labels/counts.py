@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Integer
+from jaxtyping import Float, Float32, Float64
 
-from mlmoe_jax.data.label_codes import targets
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_matrix import LabelCodes, LabelMatrix
 
 
 @dataclass(frozen=True)
@@ -17,17 +18,20 @@ class TrainingLabels:
     """The labels of the N training images, with statistics that losses use. A statistic is computed on access.
 
     Attributes:
-      codes: label codes i8[N,K].
+      codes: label codes i8[N,K]. A dense array is converted.
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
       seed: the seed of random values that a loss draws per image.
       prior: f[K], the estimated fraction of images with each label; None if there is no estimate.
     """
 
-    codes: Integer[np.ndarray, "n k"]
+    codes: LabelCodes
     difficult: str
     steps_per_epoch: int = 1
     seed: int = 0
     prior: Float[np.ndarray, " k"] | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "codes", LabelMatrix.of(self.codes))
 
     @cached_property
     def positives(self) -> Float64[np.ndarray, " k"]:
@@ -37,11 +41,12 @@ class TrainingLabels:
     @cached_property
     def unknown_share(self) -> float:
         """The fraction of the N × K labels that are unknown."""
-        return 1 - self._counts[1].sum() / max(1, self.codes.size)
+        return 1 - self._counts[1].sum() / max(1, math.prod(self.codes.shape))
 
     def has_negatives(self) -> bool:
         """Whether at least one label of an image is known to be negative."""
-        return any((~positive & known).any() for positive, known in self._parts())
+        positives, known = self._counts
+        return bool((positives < known).any())
 
     def negatives_over_positives(self, unknown_negative: bool) -> Float32[np.ndarray, " k"]:
         """Return f32[K], the number of negatives divided by the number of positives, at least 0.001.
@@ -55,12 +60,10 @@ class TrainingLabels:
 
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
-        positives, known = (np.zeros(self.codes.shape[1]) for _ in range(2))
-        for positive, valid in self._parts():
-            positives += (positive & valid).sum(axis=0)
-            known += valid.sum(axis=0)
-        return positives, known
-
-    def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for codes in np.array_split(self.codes, max(1, len(self.codes) // 10_000)):
-            yield targets(codes, self.difficult)
+        positive, unknown, difficult = map(self.codes.count, (POSITIVE, UNKNOWN, DIFFICULT))
+        known = len(self.codes) - unknown
+        if self.difficult == "positive":
+            positive = positive + difficult
+        elif self.difficult == "ignore":
+            known = known - difficult
+        return positive.astype(np.float64), known.astype(np.float64)

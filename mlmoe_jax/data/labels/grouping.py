@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int32, Int64, Shaped
 from scipy.sparse import csr_array
 
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.labels.graph import Counts, Positives, conditional_probabilities
 from mlmoe_jax.errors import UserError
 
@@ -16,16 +18,16 @@ _RESTARTS = 4
 _ROWS = 1 << 16
 
 
-def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
+def cooccurrence(labels: LabelMatrix | Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
     """Count the images with each pair of labels and with each label. Only the code 1 (POSITIVE) is counted.
 
     The counts of pairs are sparse i64[K,K] with a zero diagonal, since few pairs of 20,000 labels occur. The counts of
     labels are i64[K].
     """
-    labels = np.asarray(labels)
-    counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)
-    for start in range(0, len(labels), _ROWS):
-        positive = csr_array(labels[start : start + _ROWS] == 1).astype(np.int64)
+    present = LabelMatrix.of(labels).marked(POSITIVE)
+    counts = csr_array((present.shape[1], present.shape[1]), dtype=np.int64)
+    for start in range(0, present.shape[0], _ROWS):
+        positive = present[start : start + _ROWS].astype(np.int64)
         counts += positive.T @ positive
     positives = np.asarray(counts.diagonal(), np.int64)
     counts.setdiag(0)

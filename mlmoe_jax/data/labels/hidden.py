@@ -17,16 +17,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool
 from ml_collections import ConfigDict
 from numpy.random import RandomState
+from scipy.sparse import csr_array
 
-from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN, targets
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
-Marks = Bool[np.ndarray, "n k"]  # whether an image has a label, or it is known
+Marks = csr_array  # bool[N,K], whether an image has a label, or it is known
 ALL, RANDOM = "all", "random:"
 KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
@@ -40,7 +41,8 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     rule = data_config.known_positives
     if rule == ALL:
         return split
-    positive, _ = targets(split.labels, data_config.difficult_train)
+    codes = (POSITIVE, DIFFICULT) if data_config.difficult_train == "positive" else (POSITIVE,)
+    positive = split.labels.marked(*codes)
     random = RandomState(KNOWN_SEED)
     if rule in HIDING_RULES:
         known = HIDING_RULES[rule](positive, random)
@@ -48,8 +50,9 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
         known = draw_share(positive, random, _share(rule))
     else:
         known = read_list(rule, split)
-    labels = np.where(known, POSITIVE, UNKNOWN).astype(np.int8)
-    return replace(split, labels=split.tree.close(labels)[0])
+    labels = LabelMatrix(known.astype(np.int8), np.full(len(split), UNKNOWN, np.int8))
+    closed = replace(split, labels=labels).close_labels(split.tree)
+    return replace(closed, contradictions=split.contradictions)
 
 
 def find_mistake(rule: str) -> str:
@@ -62,38 +65,41 @@ def find_mistake(rule: str) -> str:
     )
 
 
+def _mark(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Marks:
+    return csr_array((np.ones(len(rows), bool), (rows, columns)), shape)
+
+
 def draw_one(positive: Marks, random: RandomState) -> Marks:
     """Draw one positive label of each image that has positive labels."""
-    known = np.zeros_like(positive)
-    for row, is_positive in enumerate(positive):
-        candidates, others = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
+    rows, columns = [], []
+    for row in range(positive.shape[0]):
+        candidates = positive.indices[slice(*positive.indptr[row : row + 2])].copy()
+        others = np.delete(np.arange(positive.shape[1]), candidates)
         random.shuffle(candidates)
         random.shuffle(others)  # as the authors' code does, for equal draws
-        known[row, candidates[:1]] = True
-    return known
+        rows += [row] * len(candidates[:1])
+        columns += candidates[:1].tolist()
+    return _mark(np.array(rows, np.int64), np.array(columns, np.int64), positive.shape)
 
 
 def draw_fraction(positive: Marks, random: RandomState, divisor: int) -> Marks:
     """Draw ⌊m / divisor⌋ + 1 of the m positive labels of each image."""
-    rows, columns = np.nonzero(positive)
+    rows, columns = positive.nonzero()
     order = np.lexsort((random.random_sample(len(rows)), rows))
-    count = positive.sum(axis=1)
+    count = np.diff(positive.indptr)
     rank = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
     drawn = order[rank <= np.repeat(count // divisor, count)]
-    known = np.zeros_like(positive)
-    known[rows[drawn], columns[drawn]] = True
-    return known
+    return _mark(rows[drawn], columns[drawn], positive.shape)
 
 
 def draw_share(positive: Marks, random: RandomState, share: float) -> Marks:
     """Draw a fraction `share`, in (0, 1), of the positive labels of all images together."""
-    positions = np.flatnonzero(positive)
-    known = np.zeros(positive.size, bool)
-    known[random.permutation(positions)[: round(share * len(positions))]] = True
-    return known.reshape(positive.shape)
+    rows, columns = positive.nonzero()
+    drawn = random.permutation(len(rows))[: round(share * len(rows))]
+    return _mark(rows[drawn], columns[drawn], positive.shape)
 
 
-HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
+HIDING_RULES: Mapping[str, Callable[[Marks, RandomState], Marks]] = {
     "one": draw_one,
     "0.75": lambda positive, random: draw_fraction(positive, random, 2),
     "0.4": lambda positive, random: draw_fraction(positive, random, 5),
@@ -101,7 +107,7 @@ HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
 
 
 def read_list(path: str, split: Split) -> Marks:
-    """Return the known positives of a list as bool[N,K]. Lines about images of other splits are ignored.
+    """Return the known positives of a list. Lines about images of other splits are ignored.
 
     Raises UserError if a line has another format or an unknown class, or an image of the split is not in the list.
     """
@@ -113,10 +119,9 @@ def read_list(path: str, split: Split) -> Marks:
             f"{path} has no line for {len(absent):,} of the {len(names):,} images of split {split.name}, the first is "
             f"{absent[0]}"
         )
-    known = np.zeros(split.labels.shape, bool)
-    for row, name in enumerate(names):
-        known[row, listed[name]] = True
-    return known
+    columns = [np.unique(listed[name]) for name in names]
+    rows = np.repeat(np.arange(len(split)), [len(some) for some in columns])
+    return _mark(rows, np.concatenate(columns).astype(np.int64), split.labels.shape)
 
 
 def _line(line: str, classes: int) -> tuple[str, list[int]]:

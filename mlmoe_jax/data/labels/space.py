@@ -42,6 +42,7 @@ class LabelSpace:
       vectors: f32[K,d], one vector per label name; None if the model needs no vectors.
       name_vectors: the vectors of the names in the space of an image-text model; None if the model was made without
         them.
+      categories: the category of each label, see `data.categories`; () without categories.
     """
 
     names: tuple[str, ...]
@@ -53,6 +54,7 @@ class LabelSpace:
     vectors: np.ndarray | None = None
     tree: LabelTree = INDEPENDENT
     name_vectors: NameVectors | None = None
+    categories: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "together", csr_array(self.together))
@@ -92,7 +94,13 @@ class LabelSpace:
             dc_group=np.pad(self.dc_group, missing),
             vectors=None if self.vectors is None else as_long_as_glove(ordered.vectors),
             name_vectors=ordered,
+            categories=self.categories and (*self.categories, *[""] * len(further)),
         )
+
+    def labels_by_category(self) -> dict[str, np.ndarray]:
+        """Return category -> the indices of its labels, sorted by name; labels without a category are left out."""
+        categories = np.array(self.categories, str)
+        return {str(name): np.flatnonzero(categories == name) for name in np.unique(categories) if name}
 
     def vectors_by_name(self) -> dict[str, np.ndarray]:
         """Return label -> its vector, as the head reads it, from `vectors` or else `name_vectors`; {} without both."""
@@ -113,6 +121,8 @@ class LabelSpace:
             "dc_group": self.dc_group,
             **self.tree.arrays(),
         }
+        if self.categories:
+            arrays["categories"] = np.asarray(self.categories)
         if self.vectors is not None:
             arrays["vectors"] = self.vectors
         if self.name_vectors is not None:
@@ -137,10 +147,11 @@ class LabelSpace:
             stored.get("vectors"),
             LabelTree.from_arrays(stored, names),
             _read_name_vectors(stored, names),
+            tuple(map(str, stored.get("categories", ()))),
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
-        fit = all(array.shape == (len(names),) for array in counts[:3])
+        fit = all(array.shape == (len(names),) for array in counts[:3]) and len(space.categories) in (0, len(names))
         if space.vectors is not None:
             fit = fit and space.vectors.ndim == 2 and len(space.vectors) == len(names)
         if not are_counts or not fit:

@@ -101,7 +101,7 @@ def open_chexpert(data_config: ConfigDict, split: str) -> Split:
     table = folder / f"{split}.csv"
     with damage_explained(table):
         opened = select_split(_chexpert_rows(table), Listing(table, split, folder), OBSERVATIONS)
-    return replace(opened, labels=_apply_no_finding(opened.labels))
+    return replace(opened, labels=_apply_no_finding(np.array(opened.labels)))
 
 
 def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
@@ -119,7 +119,6 @@ def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
     If an image has this label, its unknown diseases become negative. If an image has a disease, "No Finding" becomes
     negative.
     """
-    labels = labels.copy()
     none, diseases = labels[:, 0], labels[:, 1:-1]  # views
     none[(diseases == POSITIVE).any(axis=1)] = NEGATIVE
     diseases[none == POSITIVE] = NEGATIVE

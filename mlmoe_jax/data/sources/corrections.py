@@ -88,7 +88,7 @@ def correct_labels(split: Split, path: PathLike) -> Split:
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {compose(name): row for row, name in enumerate(split.ids)}
-    labels, decided, codes = split.labels.copy(), {}, {}
+    changed, decided, codes = {}, {}, {}
     usage = Usage(os.fspath(path), "row")
     for row, accepted in read_answers(path):
         if accepted is None:
@@ -108,8 +108,8 @@ def correct_labels(split: Split, path: PathLike) -> Split:
                 f"{place} corrects the {unknown}, which split {split.name} does not have; write the name as the data "
                 "set has it, or clear accept in this line"
             )
-        labels[rows[image], columns[label]] = code
-    return replace(split, labels=labels, usage=(*split.usage, usage))
+        changed[rows[image], columns[label]] = code
+    return replace(split, labels=split.labels.replace(changed), usage=(*split.usage, usage))
 
 
 def read_answers(path: PathLike) -> list[tuple[Suggestion, bool | None]]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import has_positive
+from mlmoe_jax.data.label_codes import present_codes
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.catalog import DATA_SETS
 from mlmoe_jax.data.sources.source import difficult_treatment, require_known_split
@@ -112,7 +112,8 @@ def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
     """Return the split without the images that have no positive label; UserError if no image has a positive label."""
-    positive = has_positive(split.labels, difficult_treatment(data_config, split.name))
+    present = split.labels.marked(*present_codes(difficult_treatment(data_config, split.name)))
+    positive = present.sum(axis=1) > 0
     if not positive.any():
         raise UserError(
             f"no image of split {split.name} of {data_config.name} has a positive label; check its files or set "

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Int8
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
@@ -25,6 +24,9 @@ from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, find_file
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
+
+if TYPE_CHECKING:
+    from mlmoe_jax.data.label_matrix import LabelMatrix
 
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 SHOWN_SPLITS = 8  # names of splits that are not used, which the account counts one by one
@@ -372,17 +374,14 @@ class _Selection:
         files = ImageFiles(listing.folder, images, os.path.basename(path), lines)
         return Split(listing.split, classes, self._labels(classes, live), images, files, groups, usage=(self.usage,))
 
-    def _labels(self, classes: Sequence[str], live: Sequence[int]) -> Int8[np.ndarray, "n k"]:
+    def _labels(self, classes: Sequence[str], live: Sequence[int]) -> LabelMatrix:
+        from mlmoe_jax.data.label_matrix import LabelMatrix, csr_array  # here, for the same reason as in `split`
+
         position = {name: k for k, name in enumerate(classes)}
-        order = np.array([position[name] for name in self.column_of_label], np.int64)
-        numbers = np.full(len(self.images), -1)
-        numbers[live] = np.arange(len(live))
-        rows = np.repeat(numbers, np.diff(self.label_ends, prepend=0))
-        kept = rows >= 0
-        labels = np.empty((len(live), len(classes)), np.int8)
-        labels[:] = np.asarray(self.other_labels)[live][:, None]
-        labels[rows[kept], order[np.asarray(self.label_columns)[kept]]] = np.asarray(self.label_codes)[kept]
-        return labels
+        order = np.array([position[name] for name in self.column_of_label], np.int32)
+        entries = np.asarray(self.label_codes), order[np.asarray(self.label_columns)]
+        stated = csr_array((*entries, np.append(0, self.label_ends)), (len(self.images), len(classes)))
+        return LabelMatrix(stated, np.asarray(self.other_labels)).take(np.asarray(live))
 
     def _why_unknown(self, row: ImageRow, name: str) -> str:
         close = difflib.get_close_matches(name, self.classes, n=1)

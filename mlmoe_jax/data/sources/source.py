@@ -102,8 +102,9 @@ def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
 
 
 def named_files(data_config: ConfigDict) -> set[str]:
-    """Return the paths in `data.classes`, `data.tree` and `data.corrections`, which are relative to `data.root`."""
-    return {data_config.classes, data_config.tree, data_config.corrections} - {""}
+    """Return the paths below `data.root` of the files with classes, a tree, categories and corrections."""
+    named = (data_config.classes, data_config.tree, data_config.categories, data_config.corrections)
+    return set(filter(None, named))
 
 
 def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:

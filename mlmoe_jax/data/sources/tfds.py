@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -152,15 +153,15 @@ def _class_label(feature):
     return feature if isinstance(feature, tfds.features.ClassLabel) else None
 
 
-def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
+def _read(source, label_key: str, count: int, features) -> tuple[LabelMatrix, list[str]]:
     """Return label codes i8[N,count] and ids of all N images of a data source. Without ids, the ids are []."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
-    labels = np.full((len(source), count), NEGATIVE, np.int8)
-    ids = []
-    for start in range(0, len(source), RECORDS_AT_ONCE):
+    parts, ids = [], []
+    for start in range(0, max(1, len(source)), RECORDS_AT_ONCE):
         rows = range(start, min(start + RECORDS_AT_ONCE, len(source)))
-        for row, record in zip(rows, source.__getitems__(list(rows)), strict=True):
+        labels = np.full((len(rows), count), NEGATIVE, np.int8)
+        for row, record in enumerate(source.__getitems__(list(rows))):
             value = record[label_key]
             if not isinstance(value, dict | list) and np.ndim(value) == 0 and value < 0:
                 labels[row] = UNKNOWN
@@ -170,7 +171,8 @@ def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, lis
             if id_key:
                 name = record[id_key]
                 ids.append(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
-    return labels, ids
+        parts.append(LabelMatrix.of(labels))
+    return LabelMatrix.join(parts), ids
 
 
 def _classes(value) -> np.ndarray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -14,7 +16,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds, least_to_bound
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.runs.decisions import Thresholds
-from mlmoe_jax.runtime.array_types import Bools, Floats
+from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
 
 # Labels with fewer positive images share one threshold. Otherwise one positive image with a low score could lead to a
 # threshold at which a label is predicted almost everywhere.
@@ -49,14 +51,19 @@ def split_to_fit(config: ConfigDict, *, trained: bool = True) -> str:
 
 
 def fit_thresholds(
-    table: SplitScores, names: Sequence[str], config: ConfigDict, stored: Thresholds | None = None
+    table: SplitScores,
+    names: Sequence[str],
+    config: ConfigDict,
+    stored: Thresholds | None = None,
+    categories: Mapping[str, Ints] = MappingProxyType({}),
 ) -> Thresholds:
     """Fit thresholds to the images of a split that have scores; see `threshold_search.best_thresholds`.
 
     With one threshold per label, labels with fewer than LEAST_OWN_POSITIVES positives share one threshold. It is fitted
     to the entries of all labels together. For the goal "miss_rate", the labels with too few positives for the bound
     also share this threshold. It is then fitted to the entries of only these labels, and is 0 if they have too few
-    images.
+    images. With one threshold per category, these rules are about the labels of a category together; `categories` maps
+    each to the indices of its labels.
 
     The calibration of the `stored` thresholds, if there are any, is applied to the raw scores before the fit, and is
     part of the result. `Thresholds.source` describes the fit. Its entries `before` and `after` are the results of
@@ -70,7 +77,7 @@ def fit_thresholds(
     if settings.goal == "miss_rate":
         _require_enough(table, entries, settings.miss_rate)
         least = max(least, least_to_bound(settings.miss_rate))
-    thresholds, few = _search_all(entries, settings, least)
+    thresholds, few = _search_all(replace(entries, categories=categories), settings, least)
     _require_reached(table, thresholds, config)
     source = {
         "split": table.name,
@@ -99,17 +106,24 @@ def _level(settings: ConfigDict) -> dict[str, float]:
 def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Floats, Bools]:
     """Return the thresholds f64[K], and which labels share one threshold, bool[K].
 
-    With one threshold per label, labels with fewer than `least` positives share one. With `settings.per` "global", all
-    thresholds are equal, and the flags are False.
+    With one threshold per label or category, those with fewer than `least` positives share one. With `settings.per`
+    "global", all thresholds are equal, and the flags are False.
     """
 
-    def search(labels: Bools, per: str) -> Floats:
+    def search(labels: Bools | Ints, per: str) -> Floats:
         scores, positive, valid = (x[:, labels] for x in (entries.scores, entries.positive, entries.valid))
         return best_thresholds(scores, positive, mask=valid, per=per, goal=settings.goal, **_level(settings))
 
     every = np.ones(entries.scores.shape[1], bool)
-    thresholds = search(every, settings.per)
-    few = (entries.positive & entries.valid).sum(axis=0) < least
+    positives = (entries.positive & entries.valid).sum(axis=0)
+    if settings.per == "category":
+        thresholds = np.full(len(every), np.nan)
+        for labels in entries.categories.values():
+            thresholds[labels] = search(labels, "global")
+            positives[labels] = positives[labels].sum()
+    else:
+        thresholds = search(every, settings.per)
+    few = (positives < least) | np.isnan(thresholds)
     if settings.per == "global" or not few.any():
         return thresholds, np.zeros_like(every)
     if settings.goal == "miss_rate":

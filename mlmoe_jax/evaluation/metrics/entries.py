@@ -15,7 +15,7 @@ from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs
 from mlmoe_jax.models.consistency import Consistency
-from mlmoe_jax.runtime.array_types import Bools, Reals
+from mlmoe_jax.runtime.array_types import Bools, Ints, Reals
 
 TOP_COUNT = 3  # labels of an image in mAP@k and @topk, as in published tables
 TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
@@ -34,6 +34,7 @@ class Entries:
       k: number of predicted labels per image in mAP@k and @topk.
       raw: f[B,K], the scores before `models.consistency` adjusted them to the tree; None if they were not adjusted. If
         given, the predictions at each threshold use `raw`, adjusted to the tree at that threshold.
+      categories: name of a category -> the indices of its labels.
     """
 
     scores: Reals
@@ -44,6 +45,7 @@ class Entries:
     k: int = TOP_COUNT
     tree: LabelTree = INDEPENDENT
     raw: Reals | None = None
+    categories: Mapping[str, Ints] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scores: ArrayLike, codes: Integer[np.ndarray, "b k"], difficult: str) -> Entries:

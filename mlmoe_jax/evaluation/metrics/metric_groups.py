@@ -37,6 +37,7 @@ GROUPS: Registry[MetricGroup] = Registry(
         "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
         "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
         "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
+        "categories": "mlmoe_jax.evaluation.metrics.categories:CATEGORIES",
         "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION_METRICS",
         "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE_METRICS",
         "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",

@@ -124,3 +124,8 @@ def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iter
     """Return slices that together cover the B rows of a matrix [B,K]. A block has about `entries` entries."""
     step = max(1, (entries or _ENTRIES) // max(1, classes))
     return (slice(start, start + step) for start in range(0, images, step))
+
+
+def label_blocks(images: int, classes: int) -> Iterator[slice]:
+    """Return slices that together cover the K columns of a matrix [B,K], as `row_blocks` its rows."""
+    return row_blocks(classes, images)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs, label_blocks
 from mlmoe_jax.runtime.array_types import Bools, Floats, Ints, Reals
 
 
@@ -37,12 +37,14 @@ def prior_matched(
     scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
     known = valid.sum(axis=0)
     count = (frequency * known).astype(np.int64)
-    ascending = np.where(valid, scores, -np.inf)
-    ascending.sort(axis=0)
     # For m = 0 the authors' index wraps around to the smallest score.
-    rank = np.where(count > 0, count, known)
-    thresholds = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
-    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, thresholds.astype(np.float64))
+    place = len(scores) - np.maximum(np.where(count > 0, count, known), 1)
+    thresholds = np.empty(len(place))
+    for some in label_blocks(*scores.shape):
+        ascending = np.where(valid[:, some], scores[:, some], -np.inf)
+        ascending.sort(axis=0)
+        thresholds[some] = np.take_along_axis(ascending, place[None, some], axis=0)[0]
+    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, thresholds)
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
@@ -78,7 +80,11 @@ def best_thresholds(
         return np.broadcast_to(bounds, classes).copy()
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
-    fitted = _best_of_columns(np.where(valid, scores, -1.0), positive & valid, goal, precision)
+    fitted = np.empty(scores.shape[1])
+    for some in label_blocks(*scores.shape):
+        known = valid[:, some]
+        ranked = np.where(known, scores[:, some], -1.0)
+        fitted[some] = _best_of_columns(ranked, positive[:, some] & known, goal, precision)
     return np.broadcast_to(fitted, classes).copy()
 
 

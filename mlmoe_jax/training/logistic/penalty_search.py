@@ -117,6 +117,7 @@ def fit_logistic(
     """
     count = len(codes) if units is None else len(set(units))
     require_units(count)
+    codes = np.asarray(codes)
     fold = assign_folds(codes, min(FOLDS, count), seed, units)
     label, known = (flags.astype(np.float32) for flags in targets(codes, difficult))
     origins = [Origin.zero(features.shape[1], label.shape[1])]

@@ -94,7 +94,7 @@ def test_wrong_labels_come_first_and_accepted_ones_correct_the_table(photos, cap
     assert scores[-1] < 0.5
     photos.suggestions.write_text(photos.suggestions.read_text().replace(",\n", ",yes\n", 2))
     before, after = photos.open(), photos.open("audit/suggestions.csv")
-    changed = np.argwhere(before.labels != after.labels)
+    changed = np.argwhere(before.labels[:] != after.labels)
     assert {(after.ids[row], after.classes[label]) for row, label in changed} == {
         (row["image"], row["label"]) for row in rows[:2]
     }
@@ -123,10 +123,10 @@ def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved,
     kept = [list(row.values()) for row in photos.rows()]
     assert kept == [*rows[:3], [*rows[3][:5], "", ""]]
     table.write_text(table.read_text().replace("maybe", ""))
-    answered = photos.open("audit/suggestions.csv").labels
-    assert (answered != photos.open().labels).sum() == 1, "yes, once"
+    answered = photos.open("audit/suggestions.csv").labels[:]
+    assert (answered != photos.open().labels[:]).sum() == 1, "yes, once"
     photos.audit(f"--config.data.corrections={table}", output="second")
-    second = photos.open("second/suggestions.csv").labels
+    second = photos.open("second/suggestions.csv").labels[:]
     np.testing.assert_array_equal(second, answered, "another folder has the answers too")
     photos.audit(f"--config.data.corrections={table}")
     assert sum(bool(row["column 7"]) for row in photos.rows()) == 3, "each row once"
@@ -236,8 +236,8 @@ def test_suggestions_agree_with_the_tree(photos, monkeypatch):
     monkeypatch.setattr(audit, "SUPPORT", 10)
     opened = photos.open()
     red, warm = map(opened.classes.index, ("red", "warm"))
-    scores = np.where(opened.labels == 1, 0.9, 0.1)
-    has = np.flatnonzero(opened.labels[:, red])
+    scores = np.where(opened.labels[:] == 1, 0.9, 0.1)
+    has = np.flatnonzero(opened.labels[:][:, red])
     scores[7, red], scores[has[0], warm] = 0.95, 0.05
     monkeypatch.setattr(LogisticFit, "held_out_scores", property(lambda fit: scores))
     report, _ = photos.audit("--config.data.tree=tree.yaml")

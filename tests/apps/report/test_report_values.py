@@ -168,8 +168,9 @@ def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_pat
     files = RunFiles(folder)
     scored, mistaken = files.scored, files.predictions.mistaken
     pixels = np.full((IMAGES, 300, 200, 3), np.arange(IMAGES)[:, None, None, None], np.uint8)
-    split = Split("test", NAMES, scored.codes.copy(), scored.ids.tolist(), Images(pixels))
-    split.labels[3, 0] = 1 - np.clip(split.labels[3, 0], 0, 1)
+    codes = scored.codes.copy()
+    codes[3, 0] = 1 - np.clip(codes[3, 0], 0, 1)
+    split = Split("test", NAMES, codes, scored.ids.tolist(), Images(pixels))
     monkeypatch.setattr(run_files, "open_split", lambda data, name, **how: split)
     found = files.images
     assert {"test/003.jpg", "test/004.jpg"} <= set(mistaken)

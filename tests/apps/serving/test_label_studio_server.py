@@ -131,7 +131,7 @@ def test_label_studio_takes_our_tasks_exports_labels_that_we_read_and_asks_our_s
         split = open_split(
             data_settings("label_studio", tmp_path, table="export.json", classes="tasks_config.xml"), "train"
         )
-        labels = dict(zip(split.ids, split.labels.tolist(), strict=True))
+        labels = dict(zip(split.ids, split.labels[:].tolist(), strict=True))
         assert labels == {"photos/red one.png": [1, 0, 0, 1], "photos/green.png": [0, 1, 0, 0]}
 
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)

@@ -8,13 +8,14 @@ import pytest
 from helpers.paths import REPOSITORY
 from helpers.tables import data_settings, split_of
 from numpy.random import RandomState
+from scipy.sparse import csr_array
 
 from mlmoe_jax.data.labels.hidden import draw_fraction, draw_one, draw_share, find_mistake, hide_positives
 
 
 def hidden(labels, rule, **changes):
     split = split_of([f"train/{row}.jpg" for row in range(len(labels))], labels, classes="abcdefgh"[: len(labels[0])])
-    return hide_positives(split, data_settings("made", known_positives=str(rule), **changes)).labels
+    return hide_positives(split, data_settings("made", known_positives=str(rule), **changes)).labels[:]
 
 
 POSITIVE = np.arange(8) < np.arange(9).repeat(200)[:, None]  # 200 images with each number of positives from 0 to 8
@@ -22,7 +23,7 @@ POSITIVE = np.arange(8) < np.arange(9).repeat(200)[:, None]  # 200 images with e
 
 def test_the_rules_of_the_lists():
     for divisor in (2, 5):
-        known = draw_fraction(POSITIVE, RandomState(0), divisor)
+        known = draw_fraction(csr_array(POSITIVE), RandomState(0), divisor).toarray()
         m = POSITIVE.sum(1)
         np.testing.assert_array_equal(known.sum(1), np.where(m > 0, m // divisor + 1, 0))
         assert not (known & ~POSITIVE).any()
@@ -31,7 +32,9 @@ def test_the_rules_of_the_lists():
 
 
 def test_one_positive_per_image_and_a_share_of_all():
-    one, share = draw_one(POSITIVE, RandomState(0)), draw_share(POSITIVE, RandomState(0), 0.4)
+    positive = csr_array(POSITIVE)
+    one = draw_one(positive, RandomState(0)).toarray()
+    share = draw_share(positive, RandomState(0), 0.4).toarray()
     np.testing.assert_array_equal(one.sum(1), POSITIVE.any(1))
     assert share.sum() == round(0.4 * POSITIVE.sum())
     assert not ((one | share) & ~POSITIVE).any()
@@ -66,5 +69,5 @@ def test_the_published_single_positives_of_coco(shared_data, part, name):
     stored = np.load(shared_data / "coco14_labels.npz")
     rows = np.flatnonzero(stored["is_val"] == part)
     rows = rows[np.argsort(stored["image_id"][rows].astype(str), kind="stable")]
-    choices = draw_one(stored["labels"][rows] == 1, RandomState(1200)).argmax(axis=1).astype(np.uint8)
+    choices = draw_one(csr_array(stored["labels"][rows] == 1), RandomState(1200)).indices.astype(np.uint8)
     assert hashlib.sha256(choices.tobytes()).hexdigest() == facts[name]["sha256_of_classes_uint8"]

@@ -1,0 +1,68 @@
+"""Label codes that are stored by image equal the dense array that they came from."""
+
+import numpy as np
+import pytest
+
+from mlmoe_jax.data.label_matrix import LabelMatrix
+
+CODES = np.array([[0, 1, -1, 2, 0], [-1, -1, 1, -1, 0], [0, 0, 0, 0, 0], [-1, -1, -1, -1, -1]], np.int8)
+
+
+@pytest.fixture(params=[CODES, CODES[:0], CODES[:, :0]], ids=["some", "no images", "no labels"])
+def codes(request):
+    return request.param
+
+
+def test_numpy_reads_what_was_given(codes):
+    labels = LabelMatrix.of(codes)
+    assert (len(labels), labels.shape, labels[:].dtype) == (len(codes), codes.shape, np.int8)
+    np.testing.assert_array_equal(labels, codes)
+    np.testing.assert_array_equal(np.concatenate(list(labels.blocks())), codes)
+    assert LabelMatrix.of(labels) is labels
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 0], slice(1, 3), np.array([True, False, False, True]), 1, -1])
+def test_rows(rows):
+    np.testing.assert_array_equal(LabelMatrix.of(CODES)[rows], CODES[rows])
+
+
+def test_only_what_differs_is_stored():
+    labels = LabelMatrix.of(CODES)
+    assert labels.others.tolist() == [0, -1, 0, -1]
+    assert labels.stated.nnz == 3 + 2
+    every = LabelMatrix.of(CODES).stated.copy()
+    every.data[:] = np.repeat(labels.others, [3, 2, 0, 0])
+    assert LabelMatrix(every, labels.others).stated.nnz == 0
+
+
+@pytest.mark.parametrize("code", [-1, 0, 1, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_counts_of_each_code(codes, code, axis):
+    np.testing.assert_array_equal(LabelMatrix.of(codes).count(code, axis), (codes == code).sum(axis=axis))
+
+
+def test_marks():
+    labels = LabelMatrix.of(CODES)
+    np.testing.assert_array_equal(labels.marked(1).toarray(), CODES == 1)
+    np.testing.assert_array_equal(labels.marked(1, 2).toarray(), CODES >= 1)
+
+
+def test_rows_are_taken_joined_and_replaced():
+    labels = LabelMatrix.of(CODES)
+    np.testing.assert_array_equal(labels.take(np.array([3, 1])), CODES[[3, 1]])
+    np.testing.assert_array_equal(LabelMatrix.join([labels, labels.take(np.array([1]))]), CODES[[0, 1, 2, 3, 1]])
+    changed = CODES.copy()
+    changed[3, 1], changed[0, 4], changed[3, 0] = 1, -1, 0
+    found = labels.replace({(3, 1): 1, (0, 4): -1, (3, 0): 0})
+    np.testing.assert_array_equal(found, changed)
+    np.testing.assert_array_equal(labels, CODES)
+
+
+def test_many_labels_take_the_memory_of_those_that_images_have():
+    rows = np.arange(3_000)
+    labels = LabelMatrix.join(
+        LabelMatrix.of((rows[start : start + 500, None] == np.arange(20_000)).astype(np.int8))
+        for start in range(0, 3_000, 500)
+    )
+    stored = (labels.stated.data, labels.stated.indices, labels.stated.indptr, labels.others)
+    assert sum(array.nbytes for array in stored) < 50_000
