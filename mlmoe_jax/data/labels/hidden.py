@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.random import RandomState
-from scipy.sparse import csr_array
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
-from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
-Marks = csr_array  # bool[N,K], whether an image has a label, or it is known
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array as Marks  # bool[N,K], whether an image has a label, or it is known
+
 ALL, RANDOM = "all", "random:"
 KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
@@ -50,6 +51,8 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
         known = draw_share(positive, random, _share(rule))
     else:
         known = read_list(rule, split)
+    from mlmoe_jax.data.label_matrix import LabelMatrix  # here, because it imports scipy, and --help needs none
+
     labels = LabelMatrix(known.astype(np.int8), np.full(len(split), UNKNOWN, np.int8))
     closed = replace(split, labels=labels).close_labels(split.tree)
     return replace(closed, contradictions=split.contradictions)
@@ -66,6 +69,8 @@ def find_mistake(rule: str) -> str:
 
 
 def _mark(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> Marks:
+    from scipy.sparse import csr_array
+
     return csr_array((np.ones(len(rows), bool), (rows, columns)), shape)
 
 

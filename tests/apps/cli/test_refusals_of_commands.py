@@ -57,7 +57,7 @@ COMMANDS = {
     "encode --names=names.txt --backbone=clip --output=a.safetensors": "there is no backbone 'clip'",
     "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --template=a": "the template 'a' has no {}",
     "encode --names=names.txt --backbone=clip_vitb16 --output=a.safetensors --config.seed=1": "effect in mlmoe encode",
-    "predict --workdir=run --images=file --format=csv": "no --format=csv for this mode; there are label_studio",
+    "predict --workdir=run --images=file --format=xls": "no --format=xls for this mode; there are label_studio",
     "pack --config=mlvpt_digits --output=a.xml --format=cvat --config.pack.short_side=9": "--config.pack.short_side is",
     "summary": "needs either --config=FILE or --configs",
     "summary --config=mlvpt_digits --configs=linear_probe": "needs either --config=FILE or --configs",
