@@ -88,7 +88,12 @@ def test_metadata_files_of_a_run_folder(config, folder):
     parts, _ = write_published(folder, config)
     assert folder.read_text("labels.txt") == "a\nb\nc\n"
     assert folder.read_json("thresholds.json") == {"thresholds": {"a": 0.5, "b": 0.5, "c": 0.5}}
-    assert folder.read_json("preprocess.json") == {"image_size": 8, "mean": [0.5] * 3, "std": [0.25] * 3}
+    assert folder.read_json("preprocess.json") == {
+        "image_size": 8,
+        "mean": [0.5] * 3,
+        "std": [0.25] * 3,
+        "flips": False,
+    }
     assert folder.read_json("backbone.json") == {
         "name": "tiny",
         "weights": "auto",
