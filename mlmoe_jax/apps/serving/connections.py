@@ -119,12 +119,12 @@ class LimitedConnection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close the connection once its request is answered. The rest of a body has REST_SECONDS to arrive."""
         super().shutdown()
-        if self.is_awaited:
+        if self.is_arriving:
             self._timer.cancel()
             self._timer = self.loop.call_later(REST_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if self.is_awaited:
+        if self.is_arriving:
             self._drop()
             self.transport.abort()
 
@@ -132,6 +132,11 @@ class LimitedConnection(HttpToolsProtocol):
     def host(self) -> str:
         """The address of the client, without the port."""
         return self.client[0] if self.client else ""
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a part of a request has arrived, and it has no answer yet."""
+        return self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete
 
     @property
     def is_awaited(self) -> bool:
