@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB, HUB_DATA
-from mlmoe_jax.runtime.http import NoAnswer, Refused
+from mlmoe_jax.runtime.files import HUB, HUB_DATA, disk_errors_explained
+from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
+from mlmoe_jax.runtime.progress import DownloadBar
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
@@ -43,6 +46,11 @@ class Address:
     def path(self) -> str:
         """The repository in web addresses of the hub."""
         return f"datasets/{self.repository}" if self.kind == DATA_SET else self.repository
+
+    @property
+    def repository_type(self) -> str:
+        """The kind of the repository, as huggingface_hub calls it."""
+        return self.kind.replace(" ", "")
 
     def __str__(self) -> str:
         start = HUB_DATA.removesuffix("datasets/") if self.kind == DATA_SET else HUB
@@ -76,18 +84,50 @@ def _require_names(address: Address, remedy: str) -> Address:
     return address
 
 
-def require_commit(sha: str | None, address: Address) -> str:
-    """Return the commit that the hub names, which becomes the name of a folder; UserError if it is none."""
-    if not COMMIT.fullmatch(sha or ""):
-        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    return sha
-
-
 def open_hub() -> HfApi:
     """Return the client of the hub."""
     from huggingface_hub import HfApi  # here, because only a few commands need it
 
     return HfApi(library_name="mlmoe_jax", library_version=__version__)
+
+
+def look_up(address: Address) -> tuple[Address, dict[str, RepoSibling]]:
+    """Return the commit to which an address points, and its files by name, those of a model with their sizes.
+
+    Raises UserError if the hub refuses, cannot be reached (NoAnswer), or names no commit.
+    """
+    require_online()
+    options = {"revision": address.revision, "timeout": TIMEOUT, "files_metadata": address.kind != DATA_SET}
+    with hub_errors_explained(address):
+        about = open_hub().repo_info(address.repository, repo_type=address.repository_type, **options)
+    if not COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
+        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
+    return replace(address, revision=about.sha), {file.rfilename: file for file in about.siblings or ()}
+
+
+def download(commit: Address, name: str, folder: Path | None = None) -> None:
+    """Download a file of a commit to a folder, by default the cache of huggingface_hub; UserError if it fails."""
+    from huggingface_hub import constants, hf_hub_download
+
+    with hub_errors_explained(commit), disk_errors_explained(folder or constants.HF_HUB_CACHE):
+        hf_hub_download(
+            commit.repository,
+            name,
+            repo_type=commit.repository_type,
+            revision=commit.revision,
+            local_dir=folder,
+            library_name="mlmoe_jax",
+            library_version=__version__,
+            tqdm_class=DownloadBar,
+        )
+
+
+def unreachable(address: Address, error: NoAnswer, remedy: str) -> UserError:
+    """Return an error that says how files are downloaded elsewhere. `remedy` says what to do with their FOLDER."""
+    return UserError(
+        f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf download "
+        f"{address.repository} --repo-type={address.repository_type} --local-dir=FOLDER` and {remedy}"
+    )
 
 
 @contextlib.contextmanager

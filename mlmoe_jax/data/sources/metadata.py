@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from mlmoe_jax.data.containers.columns import find_label_column, infer_type
-from mlmoe_jax.data.containers.metadata_tables import METADATA, find_image_key, read_records
+from mlmoe_jax.data.containers.columns import find_image_column, find_label_column, infer_schema
+from mlmoe_jax.data.containers.metadata_tables import METADATA, read_records
 from mlmoe_jax.data.containers.reach import Place
 from mlmoe_jax.data.names import STANDARD_SPLITS, find_name, split_key
-from mlmoe_jax.data.sources.catalog import LABEL_COLUMN
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def find_metadata(place: Place) -> dict[str, str]:
@@ -39,9 +34,9 @@ def find_metadata(place: Place) -> dict[str, str]:
     record = next(read_records(path), {})
     layout = {"name": name.partition(".")[2], "table": os.path.join(folder, name), "images": folder}
     with contextlib.suppress(UserError):  # which the reader of the table raises, unless the user names a column
-        layout["image_column"] = image = find_image_key(record, path)
-        others = {image, find_name(record, SPLIT_COLUMN) or ""}
-        label = find_name(record, LABEL_COLUMN) or find_label_column(_schema_of(record), others, path)
+        layout["image_column"] = image = find_image_column(infer_schema(record), "", path)
+        codes = {key: True if f"{cell}" in CODE_OF_CELL else cell for key, cell in record.items()}
+        label = find_label_column(infer_schema(codes), (image, find_name(record, SPLIT_COLUMN)), path)
         if label or name.endswith(".csv"):  # in JSON, an object has a value per class
             layout["label_column"] = label
     return layout
@@ -62,12 +57,3 @@ def _join_splits(place: Place, tables: Sequence[str]) -> tuple[str, str]:
             f"folder of a split, such as train/{names[0]}"
         )
     return os.path.join(above[0], "{split}"), names[0]
-
-
-def _schema_of(record: Mapping[str, Any]) -> pa.Schema:
-    """Return the schema of a Parquet file with such a row. 0 and 1 are booleans."""
-    import pyarrow as pa  # here, because --help does without it
-
-    return pa.schema(
-        {key: pa.bool_() if f"{cell}" in CODE_OF_CELL else infer_type(cell) for key, cell in record.items()}
-    )

@@ -79,7 +79,7 @@ def test_without_network_other_files_are_missing(hub, monkeypatch, refusal):
     opened(names=["train"], test_splits=())
     go_offline(hub, monkeypatch, "package")
     text = refusal(opened)
-    assert text.startswith(f"data/test-00000-of-00001.parquet of {ADDRESS} cannot be downloaded")
+    assert text.startswith(f"{ADDRESS}@{hub.commit_of(REPOSITORY, 'main')} cannot be downloaded")
     assert "hf download ada/sea --repo-type=dataset" in text
     assert "cannot be downloaded, because MLMOE_OFFLINE is set" in refusal(opened, f"{ADDRESS}@v2")
 
