@@ -28,14 +28,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
-DATA_SET = "data set"
+DATA_SET = "dataset"
 
 
 @dataclass(frozen=True)
 class Address:
     """The address of a model or a data set on the hub: a repository, user/name, and a branch, tag or commit of it.
 
-    `kind` is "model" or DATA_SET.
+    `kind` is "model" or DATA_SET, as huggingface_hub names them.
     """
 
     repository: str
@@ -46,11 +46,6 @@ class Address:
     def path(self) -> str:
         """The repository in web addresses of the hub."""
         return f"datasets/{self.repository}" if self.kind == DATA_SET else self.repository
-
-    @property
-    def repository_type(self) -> str:
-        """The kind of the repository, as huggingface_hub calls it."""
-        return self.kind.replace(" ", "")
 
     def __str__(self) -> str:
         start = HUB_DATA.removesuffix("datasets/") if self.kind == DATA_SET else HUB
@@ -99,7 +94,7 @@ def look_up(address: Address) -> tuple[Address, dict[str, RepoSibling]]:
     require_online()
     options = {"revision": address.revision, "timeout": TIMEOUT, "files_metadata": address.kind != DATA_SET}
     with hub_errors_explained(address):
-        about = open_hub().repo_info(address.repository, repo_type=address.repository_type, **options)
+        about = open_hub().repo_info(address.repository, repo_type=address.kind, **options)
     if not COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
         raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
     return replace(address, revision=about.sha), {file.rfilename: file for file in about.siblings or ()}
@@ -113,7 +108,7 @@ def download(commit: Address, name: str, folder: Path | None = None) -> None:
         hf_hub_download(
             commit.repository,
             name,
-            repo_type=commit.repository_type,
+            repo_type=commit.kind,
             revision=commit.revision,
             local_dir=folder,
             library_name="mlmoe_jax",
@@ -126,7 +121,7 @@ def unreachable(address: Address, error: NoAnswer, remedy: str) -> UserError:
     """Return an error that says how files are downloaded elsewhere. `remedy` says what to do with their FOLDER."""
     return UserError(
         f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf download "
-        f"{address.repository} --repo-type={address.repository_type} --local-dir=FOLDER` and {remedy}"
+        f"{address.repository} --repo-type={address.kind} --local-dir=FOLDER` and {remedy}"
     )
 
 

@@ -160,7 +160,7 @@ def test_one_field_of_several_images_is_chosen(tmp_path):
     assert split.ids == ["train.tar#a.right.png"]
     assert split.images.encoded(0) == png(2)
     assert "2 not of the field right.png" in sentences(split)
-    assert f"1 without an image ({tmp_path}/train.tar#b.json)" in sentences(split)
+    assert f"1 without an image ({tmp_path}/train.tar#b.left.png)" in sentences(split)
 
 
 def test_shards_in_a_store(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from mlmoe_jax.data.containers.files_of_splits import find_splits, find_suffix
-from mlmoe_jax.data.containers.metadata_tables import is_metadata, open_metadata
-from mlmoe_jax.data.containers.parquet import open_parquet
+from mlmoe_jax.data.containers.metadata_tables import METADATA, open_metadata
+from mlmoe_jax.data.containers.parquet_images import open_parquet
 from mlmoe_jax.data.containers.reach import open_place
 from mlmoe_jax.data.image_search import image_suffixes
 from mlmoe_jax.data.images import Images
@@ -25,7 +25,7 @@ def open_images(address: str, usage: Usage, *, column: str = "") -> Images | Non
     Raises:
       UserError: a container is damaged or has no such column, or the address cannot be reached.
     """
-    if is_metadata(address):
+    if os.path.basename(address) in METADATA and os.path.isfile(address):
         return open_metadata(address, column)
     place = open_place(address)
     if "://" not in address and any(os.path.splitext(name)[1].lower() in image_suffixes() for name in place.names):

@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.text import abbreviate
 CARD = "README.md"
 COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)  # tar files
 _HEADER = re.compile(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
-_SHARD = re.compile(r"(.+)-\d{5,}-of-\d{5,}")
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}.*")
 _PARTITION = "split="  # before the name of the split, as Hive names folders
 
 
@@ -62,7 +62,7 @@ def find_splits(place: Place, suffix: str) -> dict[str, str | None]:
     if patterns:
         listed = {name: split for split, path in patterns for name in _match(names, start + path)}
         return {name: split or _split_of(name) for name, split in sorted(listed.items())}
-    return _splits_of([name for name in names if name.startswith(start)], start)
+    return {name: _split_of(name.removeprefix(start)) for name in names if name.startswith(start)}
 
 
 def _choose_configuration(place: Place) -> Mapping[str, Any]:
@@ -103,21 +103,10 @@ def _match(names: Iterable[str], pattern: str) -> list[str]:
     return list(filter(re.compile(glob_translate(pattern)).match, names))
 
 
-def _splits_of(names: Iterable[str], folder: str) -> dict[str, str | None]:
-    """Return the split that each path names below a folder."""
-    found = {name: _split_of(name.removeprefix(folder)) for name in names}
-    splits = {*found.values()}
-    if len(splits) == 1 and not any(split and split_key(split) in STANDARD_SPLITS for split in splits):
-        return dict.fromkeys(found)  # as in part-00000-of-00002.parquet
-    return found
-
-
 def _split_of(name: str) -> str | None:
     """Return the split that the path of a file names; None if it names none."""
     *folders, file = name.split("/")
-    stem, _, _ = file.partition(".")
-    shard = _SHARD.fullmatch(stem)
-    stem = shard[1] if shard else stem
+    stem = _SHARD.sub("", file.partition(".")[0])
     words = re.findall(r"[^-_ \d]+", stem)
     named = {word for word in (stem, *words[:1], *words[-1:]) if split_key(word) in STANDARD_SPLITS}
     if len({*map(split_key, named)}) == 1:
@@ -125,4 +114,4 @@ def _split_of(name: str) -> str | None:
     for folder in reversed(folders):
         if folder.startswith(_PARTITION) or split_key(folder) in STANDARD_SPLITS:
             return folder.removeprefix(_PARTITION)
-    return stem if shard else None
+    return None

@@ -19,11 +19,6 @@ from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text
 METADATA = ("metadata.csv", "metadata.jsonl")
 
 
-def is_metadata(path: PathLike) -> bool:
-    """Return whether a path is of a metadata table that exists."""
-    return os.path.basename(path) in METADATA and os.path.isfile(path)
-
-
 def open_metadata(path: str, column: str = "") -> ImageFiles:
     """Return the images that a metadata table lists in a column; "" finds the column. UserError if it is damaged."""
     records = list(read_records(path))

@@ -53,8 +53,8 @@ class Place:
         return fetch(self.commit, names) if self.commit else self.folder
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file; UserError if it cannot be read."""
-        with explained(f"{self.folder}/{name}"), open_source(f"{self.fetch([name])}/{name}") as file:
+        """Return the content of a file. Raises as `open_source`."""
+        with open_source(f"{self.fetch([name])}/{name}") as file:
             return file.read()
 
 
@@ -92,15 +92,13 @@ def open_source(address: str) -> BinaryIO:
     """
     if "://" not in address:
         return open_regular(address)
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return system.open(path, "rb")
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
     """Return `size` bytes of a file from `start` on. Threads may call it; OSError if the file is shorter."""
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         content = system.cat_file(path, start, start + size)
     if len(content) < size:
         raise OSError(errno.EIO, "its file has become shorter")
@@ -109,29 +107,26 @@ def read_range(address: str, start: int, size: int) -> bytes:
 
 def version_of(address: str) -> str:
     """Return a text that identifies a file and its version: it changes if the file changes."""
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return f"{path} {system.ukey(path)}"
 
 
 def _find_remote(address: str) -> list[str]:
     """Return the paths of all files below an address; [""] if it is a file."""
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in system.find(path)]
 
 
-def _file_system(address: str) -> tuple[Any, str]:
+@contextlib.contextmanager
+def _file_system(address: str) -> Iterator[tuple[Any, str]]:
+    """Return a context with the file system of fsspec that has an address, and the path there.
+
+    It converts the errors of a store, whose libraries raise their own types, to a UserError with the address.
+    """
     from fsspec.core import url_to_fs  # here, because --help does without it
 
-    return url_to_fs(address)
-
-
-@contextlib.contextmanager
-def explained(address: str) -> Iterator[None]:
-    """Convert the errors of a store, whose libraries raise their own types, to a UserError with the address."""
     try:
-        yield
+        yield url_to_fs(address)
     except UserError:
         raise
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import itertools
 import os
@@ -18,7 +17,7 @@ from mlmoe_jax.data.containers.reach import version_of
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import cache_folder, damage_explained, disk_errors_explained
+from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained
 from mlmoe_jax.runtime.storage import atomic_file
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class StoredImages(EncodedImages, abc.ABC):
-    """Images in files, in the order of the files.
+class StoredImages(EncodedImages):
+    """Images in files, in the order of the files. A subclass defines `name`, `read_stored` and `find_rows`.
 
     Attributes:
       folder: path or address of the folder of the files.
@@ -59,14 +58,6 @@ class StoredImages(EncodedImages, abc.ABC):
         part = int(np.searchsorted(self.ends, row, side="right"))
         return part, row - int(self.ends[part - 1] if part else 0)
 
-    @abc.abstractmethod
-    def read_stored(self, part: int, position: int) -> bytes:
-        """Return image `position` of a part of the files."""
-
-    @abc.abstractmethod
-    def find_rows(self, names: Sequence[str]) -> np.ndarray:
-        """Return the rows i64[n] of images with names such as `name`, but without the folder."""
-
 
 def cache_batches(path: str, kind: str, key: str, part: str, read: Callable[[], Iterator[pa.RecordBatch]]) -> str:
     """Return the path of a file of Arrow with what `read` yields, a batch or more. The cache has it, or it is written.
@@ -75,8 +66,7 @@ def cache_batches(path: str, kind: str, key: str, part: str, read: Callable[[], 
     """
     import pyarrow as pa  # here, because --help does without it
 
-    with damage_explained(path):
-        version = hashlib.sha256(f"{version_of(path)} {key}".encode()).hexdigest()
+    version = hashlib.sha256(f"{version_of(path)} {key}".encode()).hexdigest()
     folder = cache_folder() / kind
     stored = folder / f"{version}{part}.arrow"
     with disk_errors_explained(folder):

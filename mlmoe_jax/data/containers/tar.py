@@ -96,12 +96,14 @@ def count_unused(index: str, name: str, usage: Usage, *, texts: bool) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- index
 def _read_batches(path: str) -> Iterator[pa.RecordBatch]:
+    """Yield the members of a tar file in batches, of which the last may be empty."""
     members = _read_members(path)
-    rows = list(itertools.islice(members, _AT_ONCE))
-    yield pa.RecordBatch.from_pylist(rows, _MEMBERS)
-    while rows := list(itertools.islice(members, _AT_ONCE)):
+    size = _AT_ONCE
+    while size == _AT_ONCE:
+        batch = pa.RecordBatch.from_pylist(list(itertools.islice(members, _AT_ONCE)), _MEMBERS)
+        size = len(batch)
+        yield batch
         heartbeat()
-        yield pa.RecordBatch.from_pylist(rows, _MEMBERS)
 
 
 def _read_members(path: str) -> Iterator[dict[str, Any]]:
@@ -159,6 +161,7 @@ class TarImages(StoredImages):
         return f"{self.title}/{self.names[part]}#{read_index(index)['name'][image_members(index)[position]]}"
 
     def find_rows(self, names: Sequence[str]) -> np.ndarray:
+        """Return the rows i64[n] of images with names such as `name`, but without the folder."""
         known = []
         for name, index in zip(self.names, self.indexes, strict=True):
             members = read_index(index)["name"].take(image_members(index))
@@ -166,6 +169,7 @@ class TarImages(StoredImages):
         return pc.index_in(pa.array(names, pa.string()), pa.chunked_array(known, pa.string())).to_numpy()
 
     def read_stored(self, part: int, position: int) -> bytes:
+        """Return image `position` of a shard."""
         table = read_index(self.indexes[part])
         member = image_members(self.indexes[part])[position]
         start, size = table["start"][member].as_py(), table["size"][member].as_py()

@@ -40,9 +40,8 @@ from mlmoe_jax.data.containers.columns import (
     read_features,
 )
 from mlmoe_jax.data.containers.files_of_splits import find_splits
-from mlmoe_jax.data.containers.parquet import open_file, open_parquet
+from mlmoe_jax.data.containers.parquet_images import open_file, open_parquet
 from mlmoe_jax.data.containers.reach import Place, open_place
-from mlmoe_jax.data.containers.stored import StoredImages
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.own_images import require_groups_and_paths
@@ -77,10 +76,10 @@ class Container(NamedTuple):
 
     kind: str
     unit: str
-    find: Callable[[Place, Usage], dict[str, str | None]]
-    read_schema: Callable[[LabelInput], tuple[pa.Schema, str] | None]
-    read_cells: Callable[[LabelInput, Sequence[str]], Iterable[tuple[int | str, Mapping[str, Any]]]]
-    open_images: Callable[[str, Sequence[str], str, str], StoredImages]
+    find: Callable[..., dict[str, str | None]]
+    read_schema: Callable[..., tuple[pa.Schema, str] | None]
+    read_cells: Callable[..., Iterable[tuple[int | str, Mapping[str, Any]]]]
+    open_images: Callable[..., Any]
 
 
 def open_container_split(
@@ -210,7 +209,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
     """Return the classes that the files name; UserError if two files differ."""
     first, *others = plans
     for plan in others:
-        if (plan.classes, plan.path_column) != (first.classes, first.path_column):
+        if (plan.classes, bool(plan.path_column)) != (first.classes, bool(first.path_column)):
             raise UserError(
                 f"{plan.given.path} has other classes or another kind of images than {first.given.path}; set data.root "
                 "to files of one kind"
@@ -236,10 +235,10 @@ def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
         try:
             row = _make_row(plan, name, cells)
         except Exception as error:  # cells of another form raise errors of many types
-            shown = cells[plan.label] if plan.label else {column: cells[column] for column in plan.classes}
+            shown = ", ".join(f"{cells[column]}" for column in plan.label_columns)
             why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
             raise UserError(
-                f"{plan.given.path}#{name}, with the labels {f'{shown}':.80}, cannot be read: {why}; docs/datasets.md "
+                f"{plan.given.path}#{name}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md "
                 "lists the forms of labels"
             ) from error
         yield row

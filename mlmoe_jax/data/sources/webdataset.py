@@ -16,14 +16,15 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, infer_schema
-from mlmoe_jax.data.containers.tar import count_unused, find_shards, image_members, index_shard, open_tar, read_index
+from mlmoe_jax.data.containers.tar import count_unused, find_shards, index_shard, open_tar, read_index
 from mlmoe_jax.data.sources.parquet import Container, open_container_split
 from mlmoe_jax.data.sources.rows import LabelInput
 from mlmoe_jax.data.sources.sidecar import split_tags
@@ -35,11 +36,7 @@ _EXAMINED = 100  # examples of a shard, whose fields and keys are taken for its 
 _CELLS = {"cls": "", "txt": None}  # cls may be labels; a text that is not named as the labels may be a sentence
 
 
-class _Example(NamedTuple):
-    """The members of an example: the names of its images, and its texts by name."""
-
-    images: list[str]
-    texts: dict[str, bytes]
+_Example = list[tuple[str, bytes | None]]  # the names of its members, and of texts the content
 
 
 def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
@@ -57,11 +54,12 @@ def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str
     """Yield the name and the texts of each image, and count examples without one; UserError if one has several."""
     field = given.config.image_column
     for example in _read_examples(given):
-        images = [name for name in example.images if field in (IMAGE_COLUMN, _field(name))]
-        if left := [name for name in example.images if name not in images]:
-            given.usage.leave_out(f"not of the field {field}", left[0], len(left))
+        found = [name for name, text in example if text is None]
+        images = [name for name in found if field in (IMAGE_COLUMN, _field(name))]
+        if len(images) < len(found):
+            given.usage.leave_out(f"not of the field {field}", count=len(found) - len(images))
         if not images:
-            given.usage.leave_out("without an image", f"{given.path}#{next(iter(example.texts or left))}")
+            given.usage.leave_out("without an image", f"{given.path}#{example[0][0]}")
             continue
         if len(images) > 1:
             raise UserError(
@@ -71,20 +69,14 @@ def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str
         yield images[0], dict.fromkeys(columns) | _read_record(given, example)
 
 
-def _read_examples(given: LabelInput) -> Iterator[_Example]:
-    """Yield the examples of a shard, in the order of their first members, which need not be side by side."""
-    index = index_shard(given.path)
-    table = read_index(index)
-    names, texts = table["name"].to_pylist(), table["text"].to_pylist()
-    images = {*image_members(index).tolist()}
+def _read_examples(given: LabelInput) -> Iterable[_Example]:
+    """Return the examples of a shard, in the order of their first members, which need not be side by side."""
+    table = read_index(index_shard(given.path))
+    used = table.filter(pc.is_null(table["unused"]))
     examples: dict[str, _Example] = {}
-    for member, (name, text) in enumerate(zip(names, texts, strict=True)):
-        example = examples.setdefault(name.removesuffix(_field(name)), _Example([], {}))
-        if text is not None:
-            example.texts[name] = text
-        elif member in images:
-            example.images.append(name)
-    yield from filter(any, examples.values())
+    for name, text in zip(used["name"].to_pylist(), used["text"].to_pylist(), strict=True):
+        examples.setdefault(name.removesuffix(_field(name)), []).append((name, text))
+    return examples.values()
 
 
 def _field(name: str) -> str:
@@ -94,7 +86,9 @@ def _field(name: str) -> str:
 def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
     """Return the texts of an example by field, and the keys of its JSON object; UserError if one is damaged."""
     record: dict[str, Any] = {}
-    for name, content in example.texts.items():
+    for name, content in example:
+        if content is None:
+            continue
         field = _field(name)
         with damage_explained(f"{given.path}#{name}"):
             text = content.decode("utf-8-sig").strip()

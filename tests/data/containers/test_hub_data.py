@@ -50,7 +50,7 @@ def go_offline(hub, monkeypatch, how: str) -> None:
 
 
 def test_addresses():
-    assert parse_data_address(ADDRESS) == (Address("ada/sea", "main", "data set"), "")
+    assert parse_data_address(ADDRESS) == (Address("ada/sea", "main", "dataset"), "")
     address, inside = parse_data_address(f"{ADDRESS}@refs/convert/parquet/small/train/")
     assert (address.revision, inside) == ("refs/convert/parquet", "small/train")
     assert str(address) == f"{ADDRESS}@refs/convert/parquet"
@@ -104,8 +104,8 @@ def test_a_configuration(hub, refusal):
 @pytest.mark.parametrize(
     ("change", "address", "says"),
     [
-        (lambda hub: None, "hf://datasets/ada/lake", "the hub has no data set ada/lake, or it is private"),
-        (lambda hub: None, f"{ADDRESS}@v9", "the data set ada/sea has no revision 'v9'"),
+        (lambda hub: None, "hf://datasets/ada/lake", "the hub has no dataset ada/lake, or it is private"),
+        (lambda hub: None, f"{ADDRESS}@v9", "the dataset ada/sea has no revision 'v9'"),
         (
             lambda hub: hub.fail.update({"api": (403, "GatedRepo")}),
             ADDRESS,

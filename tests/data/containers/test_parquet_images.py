@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mlmoe_jax.data.containers import parquet
+from mlmoe_jax.data.containers import parquet_images as parquet
 from mlmoe_jax.data.containers.catalog import open_images
 from mlmoe_jax.data.usage import Usage
 

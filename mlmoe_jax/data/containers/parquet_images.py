@@ -57,12 +57,14 @@ class ParquetImages(StoredImages):
         return f"{self.title}/{self.names[file]}#{first + position}"
 
     def find_rows(self, names: Sequence[str]) -> np.ndarray:
+        """Return the rows i64[n] of images with names such as `name`, but without the folder."""
         first_groups = np.searchsorted(self.groups[:, 0], np.arange(len(self.names)))
         starts = dict(zip(self.names, np.insert(self.ends, 0, 0)[first_groups], strict=True))
         places = (name.rpartition("#") for name in names)
         return np.array([starts[file] + int(row) for file, _, row in places], np.int64)
 
     def read_stored(self, part: int, position: int) -> bytes:
+        """Return image `position` of a group."""
         file, group, first = self.groups[part].tolist()
         name = self.names[file]
         copy = _open_copy(f"{self.folder}/{name}", self.columns[file], group)
