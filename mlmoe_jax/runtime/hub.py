@@ -87,7 +87,7 @@ def open_hub() -> HfApi:
 
 
 def look_up(address: Address) -> tuple[Address, dict[str, RepoSibling]]:
-    """Return the commit to which an address points, and its files by name, those of a model with their sizes.
+    """Return the commit to which an address points, and its files by name, with their sizes for a model.
 
     Raises UserError if the hub refuses, cannot be reached (NoAnswer), or names no commit.
     """
@@ -151,9 +151,9 @@ def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
     if code >= 500 or code in (408, 429):
         return NoAnswer(f"the hub responds with {code}")
     if isinstance(error, errors.GatedRepoError):
-        return Refused(f"access to {address} has to be requested at {page}; then {LOGIN}")
+        return Refused(f"access to {repository} has to be requested at {page}; then {LOGIN}")
     if isinstance(error, errors.RevisionNotFoundError):
         return Refused(f"the {address.kind} {repository} has no revision '{address.revision}'; see {page}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return Refused(f"the hub has no {address.kind} {repository}, or it is private: check the name, or {LOGIN}")
-    return Refused(f"the hub refuses {address} with the status {code}; {LOGIN} with a token that has access")
+    return Refused(f"the hub refuses {repository} with the status {code}; {LOGIN} with a token that has access")

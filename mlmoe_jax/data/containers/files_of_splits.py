@@ -1,6 +1,6 @@
 """Which files belong to which split, by their names, their folders, or the data card of a data set of the hub.
 
-The rules are those of the datasets library. A card, README.md, may list the files of each split in its header:
+The datasets library has the same rules. A card, README.md, may list the files of each split in its header:
 
     configs:
     - config_name: default

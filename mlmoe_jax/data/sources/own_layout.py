@@ -30,7 +30,7 @@ def find_layout(root: str) -> dict[str, str]:
     """Return the keys of `config.data` with which the labels below a folder or at an address are read.
 
     The layouts are, in this order: the table labels.csv, tables of metadata, and Parquet or tar files. For a folder
-    without any, the keys are those of the table. Raises UserError if an address has none of them, or cannot be reached.
+    without any, the keys name the table. Raises UserError if an address has none of them, or cannot be reached.
     """
     is_local = "://" not in root
     if is_local and os.path.exists(os.path.join(os.path.expanduser(root), TABLE)):

@@ -109,7 +109,7 @@ def test_a_configuration(hub, refusal):
         (
             lambda hub: hub.fail.update({"api": (403, "GatedRepo")}),
             ADDRESS,
-            "access to hf://datasets/ada/sea has to be",
+            "access to ada/sea has to be",
         ),
         (
             lambda hub: hub.repositories.update({REPOSITORY: {"main": {"README.md": b"", "sea.py": b"import this"}}}),
