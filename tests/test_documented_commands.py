@@ -30,7 +30,6 @@ from mlmoe_jax.apps.papers.grid import plan_runs
 from mlmoe_jax.apps.papers.request import parse_request
 from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.data.containers import reach
-from mlmoe_jax.data.containers.hub_data import Commit
 from mlmoe_jax.runs.folder import RunFolder
 from tools.docs.source import parse_source
 
@@ -145,7 +144,7 @@ def check(words: list[str]) -> None:
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_a_documented_command_is_understood(block, monkeypatch):
-    monkeypatch.setattr(reach, "look_up", lambda address: Commit(address, "0" * 40, ("train.parquet",)))  # no network
+    monkeypatch.setattr(reach, "find_commit", lambda address: (address, ["train.parquet"]))  # no network
     monkeypatch.syspath_prepend(REPOSITORY)  # for benchmarks and tools
     monkeypatch.chdir(REPOSITORY)
     for words in programs(block):

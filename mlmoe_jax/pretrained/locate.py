@@ -13,7 +13,7 @@ from pathlib import Path
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.published import PublishedFile
-from mlmoe_jax.pretrained import hub
+from mlmoe_jax.pretrained.hub_models import download_file
 from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained, file_sha256
 from mlmoe_jax.runtime.http import NoAnswer, Refused, download, remove_download, require_online
 from mlmoe_jax.runtime.progress import megabytes, status
@@ -93,7 +93,7 @@ def _fetch(file: PublishedFile, target: Path) -> None:
             return
         complete = part
         if file.repository:
-            complete = hub.download_file(file.repository, file.name.partition("/")[2], part)
+            complete = download_file(file.repository, file.name.partition("/")[2], part)
         else:
             download(file.address, part)
         digest = _require_sha256(complete, target, file.sha256)

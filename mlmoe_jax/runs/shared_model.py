@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.params import Params
-from mlmoe_jax.pretrained.hub import fetch_model
+from mlmoe_jax.pretrained.hub_models import fetch_model
 from mlmoe_jax.runs.checkpoint import Restored
 from mlmoe_jax.runs.folder import (
     ADAPTER,

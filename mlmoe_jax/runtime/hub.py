@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB, HUB_DATA
-from mlmoe_jax.runtime.http import NoAnswer, Refused
+from mlmoe_jax.runtime.files import HUB, HUB_DATA, disk_errors_explained
+from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
+from mlmoe_jax.runtime.progress import DownloadBar
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
@@ -25,14 +28,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 
-DATA_SET = "data set"
+DATA_SET = "dataset"
 
 
 @dataclass(frozen=True)
 class Address:
     """The address of a model or a data set on the hub: a repository, user/name, and a branch, tag or commit of it.
 
-    `kind` is "model" or DATA_SET.
+    `kind` is "model" or DATA_SET, as huggingface_hub names them.
     """
 
     repository: str
@@ -76,18 +79,50 @@ def _require_names(address: Address, remedy: str) -> Address:
     return address
 
 
-def require_commit(sha: str | None, address: Address) -> str:
-    """Return the commit that the hub names, which becomes the name of a folder; UserError if it is none."""
-    if not COMMIT.fullmatch(sha or ""):
-        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    return sha
-
-
 def open_hub() -> HfApi:
     """Return the client of the hub."""
     from huggingface_hub import HfApi  # here, because only a few commands need it
 
     return HfApi(library_name="mlmoe_jax", library_version=__version__)
+
+
+def look_up(address: Address) -> tuple[Address, dict[str, RepoSibling]]:
+    """Return the commit to which an address points, and its files by name, with their sizes for a model.
+
+    Raises UserError if the hub refuses, cannot be reached (NoAnswer), or names no commit.
+    """
+    require_online()
+    options = {"revision": address.revision, "timeout": TIMEOUT, "files_metadata": address.kind != DATA_SET}
+    with hub_errors_explained(address):
+        about = open_hub().repo_info(address.repository, repo_type=address.kind, **options)
+    if not COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
+        raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
+    return replace(address, revision=about.sha), {file.rfilename: file for file in about.siblings or ()}
+
+
+def download(commit: Address, name: str, folder: Path | None = None) -> None:
+    """Download a file of a commit to a folder, by default the cache of huggingface_hub; UserError if it fails."""
+    from huggingface_hub import constants, hf_hub_download
+
+    with hub_errors_explained(commit), disk_errors_explained(folder or constants.HF_HUB_CACHE):
+        hf_hub_download(
+            commit.repository,
+            name,
+            repo_type=commit.kind,
+            revision=commit.revision,
+            local_dir=folder,
+            library_name="mlmoe_jax",
+            library_version=__version__,
+            tqdm_class=DownloadBar,
+        )
+
+
+def unreachable(address: Address, error: NoAnswer, remedy: str) -> UserError:
+    """Return an error that says how files are downloaded elsewhere. `remedy` says what to do with their FOLDER."""
+    return UserError(
+        f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf download "
+        f"{address.repository} --repo-type={address.kind} --local-dir=FOLDER` and {remedy}"
+    )
 
 
 @contextlib.contextmanager
@@ -116,9 +151,9 @@ def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
     if code >= 500 or code in (408, 429):
         return NoAnswer(f"the hub responds with {code}")
     if isinstance(error, errors.GatedRepoError):
-        return Refused(f"access to {address} has to be requested at {page}; then {LOGIN}")
+        return Refused(f"access to {repository} has to be requested at {page}; then {LOGIN}")
     if isinstance(error, errors.RevisionNotFoundError):
         return Refused(f"the {address.kind} {repository} has no revision '{address.revision}'; see {page}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return Refused(f"the hub has no {address.kind} {repository}, or it is private: check the name, or {LOGIN}")
-    return Refused(f"the hub refuses {address} with the status {code}; {LOGIN} with a token that has access")
+    return Refused(f"the hub refuses {repository} with the status {code}; {LOGIN} with a token that has access")

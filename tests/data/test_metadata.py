@@ -72,7 +72,7 @@ def test_a_column_that_is_not_clear_can_be_named(tmp_path):
     for column, path in {"b_file_name": "b.png", "a_file_name": "a.png"}.items():
         images = open_images(f"{tmp_path}/metadata.csv", Usage("", "file"), column=column)
         assert images.name(0) == f"{tmp_path}/{path}"
-    with pytest.raises(UserError, match=r"has columns of images: a_file_name, b_file_name .* --column"):
+    with pytest.raises(UserError, match=r"has several columns of images: a_file_name, b_file_name .* --column"):
         open_images(f"{tmp_path}/metadata.csv", Usage("", "file"))
 
 
@@ -123,7 +123,7 @@ REFUSALS = [
             "train/metadata.csv",
         ),
         ("two kinds of tables", tables("metadata.csv", "metadata.jsonl"), "has several tables of metadata"),
-        ("no file_name", broken("path,labels\na.png,sea\n"), "has no column 'image'", "(columns: path, labels)"),
+        ("no file_name", broken("url,labels\na.png,sea\n"), "has no column 'image'", "(columns: url, labels)"),
         (
             "two columns of images",
             broken("a_file_name,b_file_name,labels\na.png,b.png,sea\n"),

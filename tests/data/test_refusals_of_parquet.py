@@ -59,24 +59,30 @@ REFUSALS = [
     broken("pages that are overwritten", no_pages, "cannot read {at}/train.parquet"),
     broken("an encrypted footer", lambda one: one[:-4] + b"PARE", "cannot read {at}/train.parquet"),
     # ---- columns
-    use("no images at all: hive, ClickHouse 10680", {"id": [1], "labels": [["a"]]}, "no column that holds images"),
+    use(
+        "no images at all: hive, ClickHouse 10680",
+        {"id": [1], "labels": [["a"]]},
+        "no column 'image' of bytes or paths",
+    ),
     use("two columns with one name", {"image": images(1), "labels": [["a"]]}, "two columns 'image'"),
     use(
         "the column of images is misspelled",
         COLUMNS,
-        "has no column 'picture' (columns: image, labels)",
+        "has no column 'picture' of bytes or paths (columns: image, labels)",
         image_column="picture",
     ),
     use(
         "the images are numbers",
         {"image": [1], "labels": [["a"]]},
-        "has the column 'image', whose type int64",
+        "has no column 'Image ' of bytes or paths",
         image_column="Image ",
     ),
     use(
-        "several images in a row: FAI-RL 81", {"images": [images(2)], "labels": [["a"]]}, "no column that holds images"
+        "several images in a row: FAI-RL 81",
+        {"images": [images(2)], "labels": [["a"]]},
+        "no column 'image' of bytes or paths",
     ),
-    use("pixels: BigDL 3955", {"image": [[[1, 2], [3, 4]]], "labels": [["a"]]}, "no column that holds images"),
+    use("pixels: BigDL 3955", {"image": [[[1, 2], [3, 4]]], "labels": [["a"]]}, "no column 'image' of bytes or paths"),
     use(
         "two columns of images",
         {"left": images(1), "right": images(1), "labels": [["a"]]},

@@ -118,7 +118,6 @@ def test_without_splits_all_shards_are_the_training_split(tmp_path):
     for k in range(3):
         shard(tmp_path, example("a", label=[f"c{k}"]), name=f"{k:05}.tar")
     assert len(of(tmp_path)) == 3
-    assert len(of(f"{tmp_path}/{{00001..00002}}.tar")) == 2
     assert of(tmp_path / "00001.tar").ids == ["00001.tar#a.png"]
     held_out = of(tmp_path, "val", val_fraction=0.3, split_seed=0)
     assert 0 < len(held_out) < 3
@@ -161,7 +160,7 @@ def test_one_field_of_several_images_is_chosen(tmp_path):
     assert split.ids == ["train.tar#a.right.png"]
     assert split.images.encoded(0) == png(2)
     assert "2 not of the field right.png" in sentences(split)
-    assert "1 without an image (train.tar#b.json)" in sentences(split)
+    assert f"1 without an image ({tmp_path}/train.tar#b.left.png)" in sentences(split)
 
 
 def test_shards_in_a_store(tmp_path):

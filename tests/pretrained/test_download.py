@@ -240,13 +240,13 @@ def test_a_server_that_refuses_or_stays_broken_is_abandoned(
             for address in (ELSEWHERE, "file:///etc/m", "a script")
         ),
         ("https://weights.example/m", {}, "weights.example cannot be reached (Name or service not known)"),
-        (ON_HUB + NAME, {"/resolve/": (403,)}, "the hub refuses hf:org/model with the status 403; set HF_TOKEN"),
+        (ON_HUB + NAME, {"/resolve/": (403,)}, "the hub refuses org/model with the status 403; set HF_TOKEN"),
         (ON_HUB + NAME, {"/api/": (503,)}, "the hub responds with 503"),
         (ON_HUB + "m", {}, "the model org/model has no file m"),
         (
             ON_HUB + NAME,
             {"/resolve/": (403, "GatedRepo")},
-            "access to hf:org/model has to be requested at https://huggingface.co/org/model; then set",
+            "access to org/model has to be requested at https://huggingface.co/org/model; then set",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from helpers.tensor_files import changed
 from huggingface_hub import constants
 
 from mlmoe_jax.apps.hub.upload import upload_model
-from mlmoe_jax.pretrained.hub import fetch_model
+from mlmoe_jax.pretrained.hub_models import fetch_model
 from mlmoe_jax.runtime.hub import Address, parse_address
 from mlmoe_jax.runtime.storage import Folder
 
@@ -75,7 +75,7 @@ def test_only_known_files_of_a_private_model_are_downloaded(hub):
 def test_a_new_commit_is_another_folder_and_a_known_one_is_only_read(hub, capsys, monkeypatch):
     """The cache may be on a disk that cannot be written."""
     first = fetched()
-    assert f"downloading hf:user/name, commit {first.name[:12]}, to {first}\n" in capsys.readouterr().err
+    assert f"downloading hf:user/name@{first.name} to {first}\n" in capsys.readouterr().err
     hub.requests.clear()
 
     def fail(*_, **__):

@@ -1,6 +1,6 @@
 """Which files belong to which split, by their names, their folders, or the data card of a data set of the hub.
 
-The rules are those of the datasets library. A card, README.md, may list the files of each split in its header:
+The datasets library has the same rules. A card, README.md, may list the files of each split in its header:
 
     configs:
     - config_name: default
@@ -29,8 +29,8 @@ from mlmoe_jax.runtime.text import abbreviate
 CARD = "README.md"
 COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)  # tar files
 _HEADER = re.compile(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
-_SHARD = re.compile(r"(.+)-\d{5,}-of-\d{5,}")
-_PARTITION = re.compile(r"split=(.+)")
+_SHARD = re.compile(r"-\d{5,}-of-\d{5,}.*")
+_PARTITION = "split="  # before the name of the split, as Hive names folders
 
 
 def find_suffix(place: Place) -> str:
@@ -53,78 +53,65 @@ def find_splits(place: Place, suffix: str) -> dict[str, str | None]:
     """
     names = [name for name in place.names if name.lower().endswith(suffix)]
     if place.inside in place.names:
-        return dict.fromkeys({place.inside} & {*names})
-    chosen = _choose(_configurations(place), place)
-    folder = str(chosen.get("data_dir") or "") if chosen else place.inside
-    start = f"{folder.strip('/')}/" if folder.strip("./") else ""
-    if chosen and (patterns := list(_patterns(chosen.get("data_files")))):
+        return {name: None for name in names if name == place.inside}
+    with damage_explained(f"{place.folder}/{CARD}"):
+        chosen = _choose_configuration(place)
+        folder = os.path.normpath(f"./{chosen.get('data_dir') or ''}")
+        start = f"{folder}/".removeprefix("./")
+        patterns = list(_patterns(chosen.get("data_files") or []))
+    if patterns:
         listed = {name: split for split, path in patterns for name in _match(names, start + path)}
         return {name: split or _split_of(name) for name, split in sorted(listed.items())}
-    found = {name: _split_of(name.removeprefix(start)) for name in names if name.startswith(start)}
-    if len(set(found.values())) == 1 and split_key(f"{next(iter(found.values()))}") not in STANDARD_SPLITS:
-        return dict.fromkeys(found)  # as in part-00000-of-00002.parquet
-    return found
+    return {name: _split_of(name.removeprefix(start)) for name in names if name.startswith(start)}
 
 
-def _configurations(place: Place) -> list[Mapping[str, Any]]:
-    """Return the configurations that the card of a place lists; [] if it has none."""
+def _choose_configuration(place: Place) -> Mapping[str, Any]:
+    """Return the configuration of the card that the address names, or the default or only one.
+
+    Without a card, it is one of all files in the folder that the address names.
+    """
+    named = {f"{item.get('config_name') or 'default'}": item for item in _read_configurations(place)}
+    if place.inside or not named:
+        return named.get(place.inside, {"data_dir": place.inside})
+    defaults = [item for name, item in named.items() if item.get("default") or name == "default"]
+    if len(named) > 1 and not defaults:
+        raise UserError(
+            f"{place.folder} has several configurations: {abbreviate(list(named))}; append one to the address, such as "
+            f"{place.folder}/{next(iter(named))}"
+        )
+    return [*defaults, *named.values()][0]
+
+
+def _read_configurations(place: Place) -> list[Mapping[str, Any]]:
     if CARD not in place.names:
         return []
-    with damage_explained(f"{place.folder}/{CARD}"):
-        header = _HEADER.match(place.read(CARD).decode("utf-8-sig"))
-        stated = yaml.safe_load(header[1]) if header else {}
-    listed = stated.get("configs") if isinstance(stated, dict) else None
-    return [item for item in listed or () if isinstance(item, dict)]
-
-
-def _choose(configurations: list[Mapping[str, Any]], place: Place) -> Mapping[str, Any] | None:
-    """Return the configuration that the address names, or the default or only one; None if there are none."""
-    named = {str(item.get("config_name") or "default"): item for item in configurations}
-    defaults = [item for name, item in named.items() if item.get("default") or name == "default"]
-    if place.inside in named:
-        return named[place.inside]
-    if place.inside or not named:
-        return None
-    if len(named) == 1 or defaults:
-        return defaults[0] if defaults else configurations[0]
-    raise UserError(
-        f"{place.folder} has several configurations: {abbreviate(list(named))}; append one to the address, such as "
-        f"{place.folder}/{next(iter(named))}"
-    )
+    header = _HEADER.match(place.read(CARD).decode("utf-8-sig"))
+    stated = yaml.safe_load(header[1]) if header else None
+    return stated.get("configs") or [] if isinstance(stated, dict) else []
 
 
 def _patterns(data_files: Any) -> Iterator[tuple[str | None, str]]:
-    """Yield (split, pattern of paths) of the value of `data_files` in a card, which has one of several forms."""
-    if isinstance(data_files, str):
-        yield None, data_files
-    elif isinstance(data_files, dict):
-        pairs = [(data_files.get("split"), data_files["path"])] if "path" in data_files else data_files.items()
-        for split, paths in pairs:
-            yield from ((split, str(path)) for path in (paths if isinstance(paths, list) else [paths]))
-    elif isinstance(data_files, list):
-        for item in data_files:
-            yield from _patterns(item)
+    """Yield (split, pattern of paths) of the value of `data_files` in a card: a path, or a list of paths or splits."""
+    for item in data_files if isinstance(data_files, list) else [data_files]:
+        split, paths = (item["split"], item["path"]) if isinstance(item, dict) else (None, item)
+        yield from ((split, path.removeprefix("./")) for path in (paths if isinstance(paths, list) else [paths]))
 
 
 def _match(names: Iterable[str], pattern: str) -> list[str]:
     from fsspec.utils import glob_translate  # here, because --help does without it
 
-    fits = re.compile(glob_translate(pattern.removeprefix("./"))).match
-    return [name for name in names if fits(name)]
+    return list(filter(re.compile(glob_translate(pattern)).match, names))
 
 
 def _split_of(name: str) -> str | None:
     """Return the split that the path of a file names; None if it names none."""
     *folders, file = name.split("/")
-    shard = _SHARD.fullmatch(file.partition(".")[0])
-    stem = shard[1] if shard else file.partition(".")[0]
-    words = list(filter(None, re.split(r"[-_. \d]+", stem)))
+    stem = _SHARD.sub("", file.partition(".")[0])
+    words = re.findall(r"[^-_ \d]+", stem)
     named = {word for word in (stem, *words[:1], *words[-1:]) if split_key(word) in STANDARD_SPLITS}
-    if len(set(map(split_key, named))) == 1:
+    if len({*map(split_key, named)}) == 1:
         return named.pop()
     for folder in reversed(folders):
-        if partition := _PARTITION.fullmatch(folder):
-            return partition[1]
-        if split_key(folder) in STANDARD_SPLITS:
-            return folder
-    return stem if shard else None
+        if folder.startswith(_PARTITION) or split_key(folder) in STANDARD_SPLITS:
+            return folder.removeprefix(_PARTITION)
+    return None

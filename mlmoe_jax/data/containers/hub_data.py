@@ -7,30 +7,21 @@ import os
 import urllib.parse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import replace
+from functools import partial
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder, damage_explained, disk_errors_explained, is_file_name
-from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, require_online
-from mlmoe_jax.runtime.hub import Address, hub_errors_explained, open_hub, require_commit
-from mlmoe_jax.runtime.progress import DownloadBar, status
+from mlmoe_jax.runtime.http import NoAnswer, require_online
+from mlmoe_jax.runtime.hub import Address, download, look_up, unreachable
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import quantity
-from mlmoe_jax.runtime.version import __version__
 
 CONNECTIONS = 8
 
 
-class Commit(NamedTuple):
-    """A commit of a data set on the hub, and the paths of its files."""
-
-    address: Address
-    sha: str
-    names: tuple[str, ...]
-
-
-def look_up(address: Address) -> Commit:
-    """Return the commit to which the revision of an address points.
+def find_commit(address: Address) -> tuple[Address, list[str]]:
+    """Return the commit to which an address points, and the paths of its files.
 
     If the hub cannot be reached, it is the commit that was found last, and this is logged. Raises UserError if there is
     none, or if the data set does not exist or is not visible.
@@ -38,54 +29,35 @@ def look_up(address: Address) -> Commit:
     known = Folder(cache_folder() / "hub" / address.path.replace("/", "--"))
     record = f"revisions/{urllib.parse.quote(address.revision, safe='')}.json"
     try:
-        require_online()
-        with hub_errors_explained(address):
-            about = open_hub().dataset_info(address.repository, revision=address.revision, timeout=TIMEOUT)
-        names = (file.rfilename for file in about.siblings or ())
-        inside = tuple(name for name in names if all(map(is_file_name, name.split("/"))))  # anybody may have written it
-        commit = Commit(address, require_commit(about.sha, address), inside)
-        with disk_errors_explained(known):
-            known.write_text(record, json.dumps([commit.sha, commit.names]))
-        return commit
+        commit, files = look_up(address)
     except NoAnswer as error:
         if not (known / record).exists():
-            raise _unreachable(address, error) from error
+            raise unreachable(address, error, "give FOLDER") from error
         with damage_explained(known / record):
             sha, names = json.loads(known.read_text(record))
         status(f"{error}; {address} is the commit {sha[:12]}, which was found before")
-        return Commit(address, sha, tuple(names))
+        return replace(address, revision=sha), names
+    names = [name for name in files if all(map(is_file_name, name.split("/")))]  # anybody may have written them
+    with disk_errors_explained(known):
+        known.write_text(record, json.dumps([commit.revision, names]))
+    return commit, names
 
 
-def fetch(commit: Commit, names: Sequence[str]) -> str:
+def fetch(commit: Address, names: Sequence[str]) -> str:
     """Return a folder with the files `names` of a commit, which are downloaded unless they are in the cache.
 
     Raises UserError if a download fails.
     """
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import constants
 
-    address = commit.address
-    folder = f"{constants.HF_HUB_CACHE}/datasets--{address.repository.replace('/', '--')}/snapshots/{commit.sha}"
-    missing = [name for name in names if not os.path.exists(f"{folder}/{name}")]
-    if not missing:
-        return folder
-    options = {"library_name": "mlmoe_jax", "library_version": __version__, "tqdm_class": DownloadBar}
-
-    def download(name: str) -> None:
-        with hub_errors_explained(address), disk_errors_explained(constants.HF_HUB_CACHE):
-            hf_hub_download(address.repository, name, repo_type="dataset", revision=commit.sha, **options)
-
-    try:
-        require_online()
-        status(f"downloading {quantity(len(missing), 'file')} of {address}, commit {commit.sha[:12]}, to {folder}")
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            list(pool.map(download, missing))  # raises the first error
-    except NoAnswer as error:
-        raise _unreachable(address, error, missing[0]) from error
+    repository = commit.repository.replace("/", "--")
+    folder = f"{constants.HF_HUB_CACHE}/datasets--{repository}/snapshots/{commit.revision}"
+    if missing := [name for name in names if not os.path.exists(f"{folder}/{name}")]:
+        try:
+            require_online()
+            status(f"downloading {quantity(len(missing), 'file')} of {commit} to {folder}")
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                list(pool.map(partial(download, commit), missing))  # raises the first error
+        except NoAnswer as error:
+            raise unreachable(commit, error, "give FOLDER") from error
     return folder
-
-
-def _unreachable(address: Address, error: NoAnswer, name: str = "") -> UserError:
-    return UserError(
-        f"{name and f'{name} of '}{address} cannot be downloaded, because {error}; try again, or download it elsewhere "
-        f"with `hf download {address.repository} --repo-type=dataset --local-dir=FOLDER` and give FOLDER"
-    )

@@ -9,28 +9,20 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from mlmoe_jax.data.containers.columns import find_image_column, infer_schema
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.names import find_name
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text
-from mlmoe_jax.runtime.text import abbreviate
 
 METADATA = ("metadata.csv", "metadata.jsonl")
-_IMAGE = "file_name"
-
-
-def is_metadata(path: PathLike) -> bool:
-    """Return whether a path is of a metadata table that exists."""
-    return os.path.basename(path) in METADATA and os.path.isfile(path)
 
 
 def open_metadata(path: str, column: str = "") -> ImageFiles:
     """Return the images that a metadata table lists in a column; "" finds the column. UserError if it is damaged."""
     records = list(read_records(path))
-    key = find_image_key(records[0] if records else {}, path, column)
+    key = find_image_column(infer_schema(records[0] if records else {}), column, path)
     with damage_explained(path):
         return ImageFiles(os.path.dirname(path) or ".", [os.fspath(record[key]) for record in records])
 
@@ -42,14 +34,3 @@ def read_records(path: PathLike) -> Iterator[dict[str, Any]]:
             yield from csv.DictReader(file, restkey="", restval="", skipinitialspace=True)
         else:
             yield from (dict(json.loads(line)) for line in file if line.strip())
-
-
-def find_image_key(record: Mapping[str, Any], path: PathLike, column: str = "") -> str:
-    """Return the key of the path in a row of a metadata table; UserError if it has none, or several."""
-    keys = [key for key in record if key.endswith(f"_{_IMAGE}")]
-    if found := find_name(record, column or _IMAGE):
-        return found
-    if column or len(keys) != 1:
-        missing = f"columns of images: {abbreviate(keys)}" if keys and not column else f"no column {column or _IMAGE}"
-        raise UserError(f"{path} has {missing} (columns: {abbreviate(list(record))}); name it with --column")
-    return keys[0]

@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
-from mlmoe_jax.data.containers.hub_data import Commit, fetch, look_up
+from mlmoe_jax.data.containers.hub_data import fetch, find_commit
 from mlmoe_jax.data.image_search import is_skipped, list_files
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB_DATA, open_regular
-from mlmoe_jax.runtime.hub import parse_data_address
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from mlmoe_jax.runtime.hub import Address, parse_data_address
 
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
-_RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
-_OPEN_FILES = 256  # each needs a file descriptor, often limited to 1,024 per process
 
 
 @dataclass(frozen=True)
@@ -40,13 +33,13 @@ class Place:
       names: sorted paths of files below the folder, without hidden ones, and without those that other programs write
         beside data, such as _SUCCESS.
       inside: the file that the address names, or on the hub a file, a folder or a configuration; "" for all files.
-      commit: for a data set of the hub, where its files are.
+      commit: for a data set of the hub, the commit that has the files.
     """
 
     folder: str
     names: tuple[str, ...]
     inside: str = ""
-    commit: Commit | None = None
+    commit: Address | None = None
 
     @property
     def hint(self) -> str:
@@ -60,24 +53,20 @@ class Place:
         return fetch(self.commit, names) if self.commit else self.folder
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file; UserError if it cannot be read."""
-        with explained(f"{self.folder}/{name}"), open_source(f"{self.fetch([name])}/{name}") as file:
+        """Return the content of a file. Raises as `open_source`."""
+        with open_source(f"{self.fetch([name])}/{name}") as file:
             return file.read()
 
 
 def open_place(address: str) -> Place:
     """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
 
-    The address may have a range of numbers, as in photos/train-{000..127}.tar. Raises UserError if the address cannot
-    be reached, or if a file of a range does not exist.
+    Raises UserError if the address cannot be reached.
     """
-    if found := _RANGE.fullmatch(address):
-        folder, start, *numbers, end = found.groups()
-        return _choose_range(open_place(folder or "."), start, tuple(numbers), end)
     if address.startswith(HUB_DATA):
         hub, inside = parse_data_address(address)
-        commit = look_up(hub)
-        return Place(f"{hub}", _data_files(commit.names), inside, commit)
+        commit, names = find_commit(hub)
+        return Place(f"{hub}", _data_files(names), inside, commit)
     address = os.path.expanduser(address)
     if "://" in address:
         names = _find_remote(address)
@@ -91,22 +80,9 @@ def open_place(address: str) -> Place:
     return Place(address.rstrip("/"), _data_files(names))
 
 
-def _choose_range(place: Place, start: str, numbers: tuple[str, str], end: str) -> Place:
-    """Return a place with the files of a range of numbers, whose paths have `start` before it and `end` after it."""
-    width, (first, last) = len(numbers[0]), map(int, numbers)
-    start = f"{place.inside}/{start}" if place.inside else start
-    names = tuple(f"{start}{number:0{width}}{end}" for number in range(first, last + 1))
-    if absent := sorted(set(names) - set(place.names)):
-        raise UserError(f"there is no {absent[0]} in {place.folder}; correct the range of numbers")
-    return replace(place, names=names)
-
-
 def _data_files(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if not any(map(_is_beside, name.split("/")))))
-
-
-def _is_beside(name: str) -> bool:
-    return name.startswith("_") or is_skipped(name)
+    kept = (name for name in names if not any(part.startswith("_") or is_skipped(part) for part in name.split("/")))
+    return tuple(sorted(kept))
 
 
 def open_source(address: str) -> BinaryIO:
@@ -116,59 +92,41 @@ def open_source(address: str) -> BinaryIO:
     """
     if "://" not in address:
         return open_regular(address)
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return system.open(path, "rb")
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
-    """Return `size` bytes of a file from the position `start` on. Threads may call it; OSError if the file is shorter.
-
-    The last local files stay open.
-    """
-    if "://" in address:
-        with explained(address):
-            system, path = _file_system(address)
-            content = system.cat_file(path, start, start + size)
-    else:
-        content = _open_local(address).read_at(size, start)
+    """Return `size` bytes of a file from `start` on. Threads may call it; OSError if the file is shorter."""
+    with _file_system(address) as (system, path):
+        content = system.cat_file(path, start, start + size)
     if len(content) < size:
         raise OSError(errno.EIO, "its file has become shorter")
     return content
 
 
-@functools.lru_cache(maxsize=_OPEN_FILES)
-def _open_local(path: str) -> pa.OSFile:
-    import pyarrow as pa  # here, because --help does without it
-
-    return pa.OSFile(path)
-
-
 def version_of(address: str) -> str:
     """Return a text that identifies a file and its version: it changes if the file changes."""
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return f"{path} {system.ukey(path)}"
 
 
 def _find_remote(address: str) -> list[str]:
     """Return the paths of all files below an address; [""] if it is a file."""
-    with explained(address):
-        system, path = _file_system(address)
+    with _file_system(address) as (system, path):
         return [str(name).removeprefix(path.rstrip("/")).lstrip("/") for name in system.find(path)]
 
 
-def _file_system(address: str) -> tuple[Any, str]:
+@contextlib.contextmanager
+def _file_system(address: str) -> Iterator[tuple[Any, str]]:
+    """Return a context with the file system of fsspec that has an address, and the path there.
+
+    It converts the errors of a store, whose libraries raise their own types, to a UserError with the address.
+    """
     from fsspec.core import url_to_fs  # here, because --help does without it
 
-    return url_to_fs(address)
-
-
-@contextlib.contextmanager
-def explained(address: str) -> Iterator[None]:
-    """Convert the errors of a store, whose libraries raise their own types, to a UserError with the address."""
     try:
-        yield
+        yield url_to_fs(address)
     except UserError:
         raise
     except Exception as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, LABEL_COLUMN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.runtime.keys import IntegerKey, PathKey, TextKey
 from mlmoe_jax.runtime.registry import Component, Registry, component
@@ -29,7 +30,6 @@ _CLASSES = {
         "empty, the names in the table.",
     )
 }
-IMAGE_COLUMN, LABEL_COLUMN = "image", "labels"
 _COLUMNS = {
     "image_column": TextKey(IMAGE_COLUMN, "Column or key of the image's path; in parquet, of its path or content."),
     "label_column": TextKey(

@@ -17,10 +17,11 @@ meant is taken. Only the columns that are needed are read, and the images not be
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.containers.columns import (
     BOOLEAN,
+    LABEL_COLUMN,
     NUMBER,
     TEXT,
     class_names,
@@ -38,11 +40,10 @@ from mlmoe_jax.data.containers.columns import (
     read_features,
 )
 from mlmoe_jax.data.containers.files_of_splits import find_splits
-from mlmoe_jax.data.containers.parquet import open_file, open_parquet
+from mlmoe_jax.data.containers.parquet_images import open_file, open_parquet
 from mlmoe_jax.data.containers.reach import Place, open_place
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
-from mlmoe_jax.data.sources.catalog import IMAGE_COLUMN, LABEL_COLUMN
 from mlmoe_jax.data.sources.own_images import require_groups_and_paths
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Listing, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource, used_splits
@@ -57,7 +58,6 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SUFFIX = ".parquet"
 ROWS_AT_ONCE = 4096
 
 
@@ -68,17 +68,17 @@ class Container(NamedTuple):
       kind: the noun for files of this format.
       unit: the noun for what is counted in a file.
       find: (place, account) -> the files of this format, and the split that the path of each names.
-      plan: (path of a file, its split, input) -> what to read from it, None if it has no images. The input has the full
-        path of the file.
-      read_rows: yields the rows of a planned file.
-      open_images: (folder, files, account, column of images, title) -> the images of all rows, in order.
+      read_schema: input -> the columns of a file, and which has the images or their paths, "" if none has; None if the
+        file has no images. The input has the full path of the file.
+      read_cells: (input, columns) -> the name of each row in the file, and its cells by column.
+      open_images: (folder, files, title, column of images) -> the images of all rows, in order.
     """
 
     kind: str
     unit: str
-    find: Callable[[Place, Usage], dict[str, str | None]]
-    plan: Callable[[str, str | None, LabelInput], Plan | None]
-    read_rows: Callable[[Plan], Iterator[ImageRow]]
+    find: Callable[..., dict[str, str | None]]
+    read_schema: Callable[..., tuple[pa.Schema, str] | None]
+    read_cells: Callable[..., Iterable[tuple[int | str, Mapping[str, Any]]]]
     open_images: Callable[..., Any]
 
 
@@ -92,45 +92,41 @@ def open_container_split(
     UserError as `select_split`, and if a file is damaged or has no such column.
     """
     place = open_place(data_config.root)
-    splits = used_splits(data_config, split)
-    listing = Listing(place.folder, split, place.folder, data_config.train_split, splits)
     usage = Usage(place.folder, container.unit)
-    files = _choose_files(place, container.find(place, usage), container.kind, listing, usage)
+    listing = Listing(place.folder, split, "", data_config.train_split, used_splits(data_config, split))
+    files = _choose_files(container, place, listing, usage)
     folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
     given = LabelInput(folder, data_config, folder, classes, usage)
-    found = (container.plan(name, part, given._replace(path=f"{folder}/{name}")) for name, part in files.items())
+    found = (_plan_file(container, name, part, given) for name, part in files.items())
     plans = list(filter(None, found))
     if not plans:
         raise UserError(f"{place.folder} has no images of split {split}; set data.root to a folder with some")
     _note_columns(plans, usage)
-    rows = (row for plan in plans for row in container.read_rows(plan))
+    rows = (row for plan in plans for row in _read_rows(container, plan))
     opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
-    if plans[0].holds_paths:
+    if plans[0].path_column:
         place.fetch(sorted({*opened.ids} & {*place.names}))
         return opened
-    ignored = Usage(folder, container.unit)
-    images = container.open_images(folder, list(files), ignored, stated_column(data_config), title=place.folder)
+    images = container.open_images(folder, list(files), place.folder, data_config.image_column)
     return replace(opened, images=images.take(images.find_rows(opened.ids)))
 
 
-def _choose_files(
-    place: Place, found: dict[str, str | None], kind: str, listing: Listing, usage: Usage
-) -> dict[str, str | None]:
+def _choose_files(container: Container, place: Place, listing: Listing, usage: Usage) -> dict[str, str | None]:
     """Return the files of the used splits, and the split that each names; UserError if the split to open has none."""
+    found = container.find(place, usage)
     if not found:
-        raise UserError(f"{place.folder} has no {kind}{place.hint}; set data.root to a folder with some")
+        raise UserError(f"{place.folder} has no {container.kind}{place.hint}; set data.root to a folder with some")
     if not any(found.values()):
         return found
     used = {name: split for name, split in found.items() if split and listing.find_split(split)}
-    rest = Counter(split for name, split in found.items() if name not in used)
-    for split, count in rest.items():
+    for split, count in Counter(split for name, split in found.items() if name not in used).items():
         why = why_unused(split, listing.splits) if split else "without a split in their names"
         usage.notes.append(f"has {quantity(count, 'file')} {why}")
-    if listing.split not in map(listing.find_split, filter(None, used.values())):
-        names = abbreviate(sorted(filter(None, set(found.values()))))
+    if listing.split not in map(listing.find_split, used.values()):
+        names = abbreviate(sorted(filter(None, {*found.values()})))
         raise UserError(
             f"{place.folder} has no files of split {listing.split}; its splits are {names}; set data.train_split, "
             "data.val_split and data.test_splits, or hold out images with data.val_fraction"
@@ -143,23 +139,19 @@ def _read_classes(place: Place, name: str) -> Sequence[str]:
     return read_classes(name if os.path.isabs(name) else os.path.join(place.fetch([name]), name))
 
 
-def stated_column(data_config: ConfigDict) -> str:
-    """Return `data.image_column`; "" for the default, which stands for a column that can be found."""
-    return "" if data_config.image_column == IMAGE_COLUMN else data_config.image_column
-
-
 # ------------------------------------------------------------------------------------------------------------- columns
-class Plan(NamedTuple):
+class _Plan(NamedTuple):
     """What to read from a file.
 
     Attributes:
-      name: path of the file below the folder of `given`.
+      name: path of the file below the folder of images.
       split: the split that the path names; None if it names none.
       columns: all columns of the file.
-      image: the column of images, which are paths if `holds_paths`.
+      image: the column of images, or of their paths.
+      path_column: `image` if it has paths; otherwise "".
       marks: the columns of the split and of the group; None for one that there is not.
-      labels: the columns of labels, whose cells `read_labels` converts to names, to codes by name, or None.
-      classes: the classes that the file names; None if it names none.
+      label: the column of labels; "" if there is one per class.
+      classes: the classes that the file names, or for numbers those in `data.classes`; None if there are none.
     """
 
     name: str
@@ -167,49 +159,57 @@ class Plan(NamedTuple):
     given: LabelInput
     columns: Sequence[str]
     image: str
-    holds_paths: bool
-    marks: tuple[str | None, str | None]
-    labels: Sequence[str]
+    path_column: str
+    marks: Sequence[str | None]
+    label: str
     classes: Sequence[str] | None
-    read_labels: Callable[[Sequence[Any]], Any]
+
+    @property
+    def label_columns(self) -> Sequence[str]:
+        return [self.label] if self.label else self.classes
 
 
-def _plan_file(name: str, split: str | None, given: LabelInput) -> Plan:
+def _plan_file(container: Container, name: str, split: str | None, given: LabelInput) -> _Plan | None:
     """Return what to read from a file; UserError if it is damaged, or it is not clear which columns to read."""
-    with open_file(given.path) as file:
-        schema = file.schema_arrow
-    return plan_columns(schema, find_image_column(schema, stated_column(given.config), given.path), name, split, given)
+    given = given._replace(path=f"{given.folder}/{name}")
+    read = container.read_schema(given)
+    if read is None:
+        return None
+    schema, image = read
+    split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
+    marks = (split_column, _find_named(schema, "group_column", given) or None)
+    path_column = image if image in find_columns(schema, TEXT) else ""
+    labels = _find_labels(schema, (image, *marks), given)
+    return _Plan(name, split, given, schema.names, image, path_column, marks, *labels)
 
 
-def plan_columns(schema: pa.Schema, image: str, name: str, split: str | None, given: LabelInput) -> Plan:
-    """Return what to read from a file with the columns of a schema, and with images in the column `image`."""
-    config, path, columns = given.config, given.path, schema.names
-    group = config.group_column and columns[find_column(columns, config.group_column, "data.group_column", path)]
-    marks = None if split else find_name(columns, SPLIT_COLUMN), group or None
-    labels = _plan_labels(schema, (image, *marks), given)
-    return Plan(name, split, given, columns, image, image in find_columns(schema, TEXT), marks, *labels)
+def _find_labels(
+    schema: pa.Schema, others: Sequence[str | None], given: LabelInput
+) -> tuple[str, Sequence[str] | None]:
+    """Return `label` and `classes` of a plan."""
+    config = given.config
+    if config.label_column == LABEL_COLUMN:
+        label = find_label_column(schema, others, given.path)
+    else:
+        label = _find_named(schema, "label_column", given)
+    stated = config.classes and given.classes
+    if label:
+        return label, class_names(read_features(schema).get(label)) or stated or None
+    booleans = [] if stated else find_columns(schema, BOOLEAN, others)
+    return "", class_columns(booleans or find_columns(schema, NUMBER, others), given)
 
 
-def _plan_labels(schema: pa.Schema, others: Sequence[str | None], given: LabelInput) -> tuple:
-    """Return `labels`, `classes` and `read_labels` of a plan."""
-    name, path = given.config.label_column, given.path
-    if name == LABEL_COLUMN and not find_name(schema.names, name):
-        name = find_label_column(schema, others, path)
-    elif name:
-        name = schema.names[find_column(schema.names, name, "data.label_column", path)]
-    if name:
-        classes = class_names(read_features(schema).get(name))
-        return [name], classes, _labels_reader(classes, given)
-    booleans = [] if given.config.classes else find_columns(schema, BOOLEAN, others)
-    classes = class_columns(booleans or find_columns(schema, NUMBER, others), given)
-    return classes, classes, lambda cells: dict(zip(classes, map(_plain, cells), strict=True))
+def _find_named(schema: pa.Schema, key: str, given: LabelInput) -> str:
+    """Return the column that a key of `config.data` names; "" if the key is empty; UserError for another name."""
+    name = given.config[key]
+    return name and schema.names[find_column(schema.names, name, f"data.{key}", given.path)]
 
 
-def _own_classes(plans: Sequence[Plan]) -> Sequence[str] | None:
+def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
     """Return the classes that the files name; UserError if two files differ."""
     first, *others = plans
     for plan in others:
-        if (plan.classes, plan.holds_paths) != (first.classes, first.holds_paths):
+        if (plan.classes, bool(plan.path_column)) != (first.classes, bool(first.path_column)):
             raise UserError(
                 f"{plan.given.path} has other classes or another kind of images than {first.given.path}; set data.root "
                 "to files of one kind"
@@ -217,48 +217,47 @@ def _own_classes(plans: Sequence[Plan]) -> Sequence[str] | None:
     return first.classes
 
 
-def _note_columns(plans: Sequence[Plan], usage: Usage) -> None:
+def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     """Note which columns are used although no key names them, and which are not used."""
     columns = {column: None for plan in plans for column in plan.columns}
-    note_unused(usage, "column", columns, {name for plan in plans for name in (*plan.labels, plan.image, *plan.marks)})
-    labels, stated = plans[0].labels, plans[0].given.config.label_column
+    used = {name for plan in plans for name in (*plan.label_columns, plan.image, *plan.marks)}
+    note_unused(usage, "column", columns, used)
+    labels, stated = plans[0].label_columns, plans[0].given.config.label_column
     if stated and not find_name(labels, stated):
         usage.notes.append(f"has its labels in {abbreviate(labels)}; data.label_column names another column")
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-def _read_rows(plan: Plan) -> Iterator[ImageRow]:
-    """Yield the rows of a file. The column of images is read only if it has paths."""
-    columns = [*plan.labels, *filter(None, plan.marks), *([plan.image] if plan.holds_paths else [])]
-    row = 0
-    with open_file(plan.given.path) as file, damage_explained(plan.given.path):
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
-            for cells in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                yield make_plan_row(plan, row, dict(zip(columns, cells, strict=True)))
-                row += 1
+def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
+    """Yield the rows of a file; UserError if cells do not have the form of labels."""
+    columns = list(filter(None, (*plan.label_columns, *plan.marks, plan.path_column)))
+    for name, cells in container.read_cells(plan.given, columns):
+        try:
+            row = _make_row(plan, name, cells)
+        except Exception as error:  # cells of another form raise errors of many types
+            shown = ", ".join(f"{cells[column]}" for column in plan.label_columns)
+            why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
+            raise UserError(
+                f"{plan.given.path}#{name}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md "
+                "lists the forms of labels"
+            ) from error
+        yield row
 
 
-def make_plan_row(plan: Plan, row: int | str, cells: Mapping[str, Any]) -> ImageRow:
-    """Return row `row` of a file; UserError if its cells do not have the form of labels."""
-    labels = [cells[name] for name in plan.labels]
-    try:
-        image = f"{plan.name}#{row}"
-        if plan.holds_paths:
-            if not cells[plan.image]:
-                raise ValueError("it has no path of an image")
-            image = os.path.join(os.path.dirname(plan.name), cells[plan.image])
-        split, group = (_plain(cells.get(name)) for name in plan.marks)
-        known = plan.read_labels(labels)
-        if known is None:
-            return ImageRow(image, None, split=plan.split or split)
-        return make_row(image, known, plan.split or split, group, 0)
-    except Exception as error:  # cells of another form raise errors of many types
-        shown = f"{labels[0] if len(labels) == 1 else dict(zip(plan.labels, labels, strict=True))}"
-        why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
-        raise UserError(
-            f"{plan.given.path}#{row}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md lists the "
-            "forms of labels"
-        ) from error
+def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRow:
+    """Return row `name` of a file."""
+    image = f"{plan.name}#{name}"
+    if plan.path_column:
+        if not cells[plan.path_column]:
+            raise ValueError("it has no path of an image")
+        image = os.path.join(os.path.dirname(plan.name), cells[plan.path_column])
+    split, group = (_plain(cells.get(mark)) for mark in plan.marks)
+    split = plan.split or split
+    if plan.label:
+        labels = _read_labels(_plain(cells[plan.label]), plan.classes, plan.given.config.separator)
+    else:
+        labels = {column: _plain(cells[column]) for column in plan.classes}
+    return ImageRow(image, None, split=split) if labels is None else make_row(image, labels, split, group, 0)
 
 
 def _plain(value: Any) -> Any:
@@ -268,24 +267,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _labels_reader(names: Sequence[str] | None, given: LabelInput) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that reads the labels of a row from the only cell. Numbers stand for `names`."""
-    separator = given.config.separator
-    if names is None and given.config.classes:
-        names = given.classes
-
-    def read(cells: Sequence[Any]) -> Any:
-        cell = _plain(cells[0])
-        if isinstance(cell, str):
-            return [name for name in map(str.strip, read_cell_names(cell, separator)) if name]
-        if isinstance(cell, dict):
-            return {name: _plain(value) for name, value in cell.items()}
-        if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
-            return None
-        values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
-        return values if all(isinstance(value, str) for value in values) else _name_numbers(values, names)
-
-    return read
+def _read_labels(cell: Any, names: Sequence[str] | None, separator: str) -> Any:
+    """Return names of labels, or codes by name, for a cell; None for no label. Numbers stand for `names`."""
+    if isinstance(cell, str):
+        return [name for name in map(str.strip, read_cell_names(cell, separator)) if name]
+    if isinstance(cell, dict):
+        return {name: _plain(value) for name, value in cell.items()}
+    if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
+        return None
+    values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
+    if all(isinstance(value, str) for value in values):
+        return values
+    return _name_numbers(values, names)
 
 
 def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
@@ -294,17 +287,30 @@ def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
         raise ValueError("numbers need the names of their classes, in their order, in data.classes")
     if len(values) == len(names) > 2 and {*values} <= {0, 1, None}:  # more than two numbers from two would repeat one
         return dict(zip(names, values, strict=True))
-    if len(set(values)) < len(values) or not all(type(value) is int and 0 <= value < len(names) for value in values):
+    if len({*values}) < len(values) or not all(type(value) is int and 0 <= value < len(names) for value in values):
         raise ValueError(f"they are not different numbers from 0 to {len(names) - 1}")
     return [names[value] for value in values]
+
+
+# ------------------------------------------------------------------------------------------------------------- Parquet
+def _read_schema(given: LabelInput) -> tuple[pa.Schema, str]:
+    with open_file(given.path) as file:
+        schema = file.schema_arrow
+    return schema, find_image_column(schema, given.config.image_column, given.path)
+
+
+def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open_file(given.path) as file, damage_explained(given.path):
+        batches = file.iter_batches(ROWS_AT_ONCE, columns=columns)
+        yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches))
 
 
 _CONTAINER = Container(
     kind="Parquet files",
     unit="row",
-    find=lambda place, usage: find_splits(place, SUFFIX),
-    plan=_plan_file,
-    read_rows=_read_rows,
+    find=lambda place, usage: find_splits(place, ".parquet"),
+    read_schema=_read_schema,
+    read_cells=_read_cells,
     open_images=open_parquet,
 )
 PARQUET = DataSource(partial(open_container_split, _CONTAINER), reads_classes=True)

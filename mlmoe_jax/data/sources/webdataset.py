@@ -14,110 +14,83 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from mlmoe_jax.data.containers.columns import infer_type
-from mlmoe_jax.data.containers.tar import (
-    Shard,
-    count_unused,
-    find_shards,
-    image_members,
-    open_shard,
-    open_tar,
-    read_index,
-)
-from mlmoe_jax.data.sources.parquet import (
-    Container,
-    Plan,
-    make_plan_row,
-    open_container_split,
-    plan_columns,
-    stated_column,
-)
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput
+from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, infer_schema
+from mlmoe_jax.data.containers.tar import count_unused, find_shards, index_shard, open_tar, read_index
+from mlmoe_jax.data.sources.parquet import Container, open_container_split
+from mlmoe_jax.data.sources.rows import LabelInput
 from mlmoe_jax.data.sources.sidecar import split_tags
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import PathLike, damage_explained
+from mlmoe_jax.runtime.files import damage_explained
 
 _EXAMINED = 100  # examples of a shard, whose fields and keys are taken for its columns
-_TYPES = {"cls": pa.string(), "txt": pa.null()}  # a text that is not named as the labels may be a sentence
+_CELLS = {"cls": "", "txt": None}  # cls may be labels; a text that is not named as the labels may be a sentence
 
 
-class _Example(NamedTuple):
-    """The members of an example: the names of its images, and its texts by name."""
-
-    images: list[str]
-    texts: dict[str, bytes]
+_Example = list[tuple[str, bytes | None]]  # the names of its members, and of texts the content
 
 
-def _plan_shard(name: str, split: str | None, given: LabelInput) -> Plan | None:
-    """Return what to read from a shard; UserError if it is damaged, or it is not clear which field has the labels."""
-    shard = _open(given)
-    count_unused(shard, name, given.usage, texts=True)
-    records = [_read_record(given.path, example) for example in itertools.islice(_read_examples(shard), _EXAMINED)]
-    if not records:
-        return None
+def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
+    """Return the fields of a shard and the keys of its JSON objects; None if it has no example."""
+    count_unused(index_shard(given.path), os.path.basename(given.path), given.usage, texts=True)
+    records = [_read_record(given, example) for example in itertools.islice(_read_examples(given), _EXAMINED)]
     cells: dict[str, Any] = {}
     for key, cell in itertools.chain.from_iterable(map(dict.items, records)):
         if cells.get(key) is None:
-            cells[key] = cell
-    schema = pa.schema([(key, _TYPES.get(key) or infer_type(cell)) for key, cell in cells.items()])
-    return plan_columns(schema, "", name, split, given)
+            cells[key] = _CELLS.get(key, cell)
+    return (infer_schema(cells), "") if records else None
 
 
-def _open(given: LabelInput) -> Shard:
-    return open_shard(f"{given.path}", f"{given.path}", stated_column(given.config))
-
-
-def _read_rows(plan: Plan) -> Iterator[ImageRow]:
-    """Yield a row for each example of a shard, and count those without an image; UserError if one has several."""
-    for example in _read_examples(_open(plan.given)):
-        if not example.images:
-            plan.given.usage.leave_out("without an image", f"{plan.name}#{next(iter(example.texts))}")
+def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the texts of each image, and count examples without one; UserError if one has several."""
+    field = given.config.image_column
+    for example in _read_examples(given):
+        found = [name for name, text in example if text is None]
+        images = [name for name in found if field in (IMAGE_COLUMN, _field(name))]
+        if len(images) < len(found):
+            given.usage.leave_out(f"not of the field {field}", count=len(found) - len(images))
+        if not images:
+            given.usage.leave_out("without an image", f"{given.path}#{example[0][0]}")
             continue
-        name, *others = example.images
-        if others:
+        if len(images) > 1:
             raise UserError(
-                f"{plan.given.path} has an example with several images, {name} and {others[0]}; set data.image_column "
-                f"to the field of one, such as {_field(name)}, or rename them, without dots before the suffix"
+                f"{given.path} has an example with several images, {images[0]} and {images[1]}; set data.image_column "
+                f"to the field of one, such as {_field(images[0])}, or rename them, without dots before the suffix"
             )
-        cells = dict.fromkeys(plan.columns) | _read_record(plan.given.path, example)
-        yield make_plan_row(plan, name, cells)
+        yield images[0], dict.fromkeys(columns) | _read_record(given, example)
 
 
-def _read_examples(shard: Shard) -> Iterator[_Example]:
-    """Yield the examples of a shard, in the order of their first members, which need not be side by side."""
-    table = read_index(shard.index)
-    are_images = set(image_members(shard).tolist())
+def _read_examples(given: LabelInput) -> Iterable[_Example]:
+    """Return the examples of a shard, in the order of their first members, which need not be side by side."""
+    table = read_index(index_shard(given.path))
+    used = table.filter(pc.is_null(table["unused"]))
     examples: dict[str, _Example] = {}
-    for member, (name, text) in enumerate(zip(table["name"].to_pylist(), table["text"].to_pylist(), strict=True)):
-        if member not in are_images and text is None:
-            continue
-        stem = name.removesuffix(_field(name))
-        example = examples.setdefault(stem, _Example([], {}))
-        if text is None:
-            example.images.append(name)
-        else:
-            example.texts[name] = text
-    yield from examples.values()
+    for name, text in zip(used["name"].to_pylist(), used["text"].to_pylist(), strict=True):
+        examples.setdefault(name.removesuffix(_field(name)), []).append((name, text))
+    return examples.values()
 
 
 def _field(name: str) -> str:
     return name.rpartition("/")[2].partition(".")[2]
 
 
-def _read_record(path: PathLike, example: _Example) -> dict[str, Any]:
+def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
     """Return the texts of an example by field, and the keys of its JSON object; UserError if one is damaged."""
     record: dict[str, Any] = {}
-    for name, content in example.texts.items():
+    for name, content in example:
+        if content is None:
+            continue
         field = _field(name)
-        with damage_explained(f"{path}#{name}"):
+        with damage_explained(f"{given.path}#{name}"):
             text = content.decode("utf-8-sig").strip()
             if field.endswith("json"):
                 record = {**json.loads(text), **record}
@@ -128,5 +101,12 @@ def _read_record(path: PathLike, example: _Example) -> dict[str, Any]:
     return record
 
 
-_CONTAINER = Container("tar files", "file", find_shards, _plan_shard, _read_rows, open_tar)
+_CONTAINER = Container(
+    kind="tar files",
+    unit="file",
+    find=find_shards,
+    read_schema=_read_schema,
+    read_cells=_read_cells,
+    open_images=lambda folder, names, title, column: open_tar(folder, names, title),
+)
 WEBDATASET = DataSource(partial(open_container_split, _CONTAINER), reads_classes=True)

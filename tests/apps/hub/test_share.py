@@ -302,7 +302,7 @@ NAMED = ["--repo=user/name"]
         ([], {}, "required: --repo"),
         ([*NAMED, "--config.seed=1"], {}, "unrecognized arguments: --config.seed=1"),
         (["--repo=user/public", "--private"], {}, "user/public exists and is public"),
-        (NAMED, {"/commit/": (403,)}, "the hub refuses hf:user/name with the status 403"),
+        (NAMED, {"/commit/": (403,)}, "the hub refuses user/name with the status 403"),
         (NAMED, {"/commit/": (500,)}, "cannot be uploaded, because the hub responds with 500"),
     ],
 )

@@ -50,7 +50,7 @@ def go_offline(hub, monkeypatch, how: str) -> None:
 
 
 def test_addresses():
-    assert parse_data_address(ADDRESS) == (Address("ada/sea", "main", "data set"), "")
+    assert parse_data_address(ADDRESS) == (Address("ada/sea", "main", "dataset"), "")
     address, inside = parse_data_address(f"{ADDRESS}@refs/convert/parquet/small/train/")
     assert (address.revision, inside) == ("refs/convert/parquet", "small/train")
     assert str(address) == f"{ADDRESS}@refs/convert/parquet"
@@ -79,7 +79,7 @@ def test_without_network_other_files_are_missing(hub, monkeypatch, refusal):
     opened(names=["train"], test_splits=())
     go_offline(hub, monkeypatch, "package")
     text = refusal(opened)
-    assert text.startswith(f"data/test-00000-of-00001.parquet of {ADDRESS} cannot be downloaded")
+    assert text.startswith(f"{ADDRESS}@{hub.commit_of(REPOSITORY, 'main')} cannot be downloaded")
     assert "hf download ada/sea --repo-type=dataset" in text
     assert "cannot be downloaded, because MLMOE_OFFLINE is set" in refusal(opened, f"{ADDRESS}@v2")
 
@@ -104,12 +104,12 @@ def test_a_configuration(hub, refusal):
 @pytest.mark.parametrize(
     ("change", "address", "says"),
     [
-        (lambda hub: None, "hf://datasets/ada/lake", "the hub has no data set ada/lake, or it is private"),
-        (lambda hub: None, f"{ADDRESS}@v9", "the data set ada/sea has no revision 'v9'"),
+        (lambda hub: None, "hf://datasets/ada/lake", "the hub has no dataset ada/lake, or it is private"),
+        (lambda hub: None, f"{ADDRESS}@v9", "the dataset ada/sea has no revision 'v9'"),
         (
             lambda hub: hub.fail.update({"api": (403, "GatedRepo")}),
             ADDRESS,
-            "access to hf://datasets/ada/sea has to be",
+            "access to ada/sea has to be",
         ),
         (
             lambda hub: hub.repositories.update({REPOSITORY: {"main": {"README.md": b"", "sea.py": b"import this"}}}),

@@ -10,32 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from etils import epath
-from filelock import FileLock
 
 from mlmoe_jax.data.containers.columns import find_image_column
-from mlmoe_jax.data.containers.reach import open_source, version_of
+from mlmoe_jax.data.containers.reach import open_source
+from mlmoe_jax.data.containers.stored import StoredImages, cache_batches
 from mlmoe_jax.data.decoding import BadImage, read_file
-from mlmoe_jax.data.images import EncodedImages
-from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, disk_errors_explained, find_file
-from mlmoe_jax.runtime.storage import atomic_file
+from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, find_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+KIND = "parquet"  # folder of the copies in the cache folder
 _OPTIONS = {"pre_buffer": False, "buffer_size": MIB, "page_checksum_verification": True}  # a few pages in memory
 ROWS_AT_ONCE = 64  # images in memory while a group is copied
 FREE = 0.1  # of the disk, below which copies are removed
@@ -44,30 +39,21 @@ OPEN_COPIES = 256  # each needs a file descriptor, often limited to 1,024 per pr
 
 
 @dataclass(eq=False)
-class ParquetImages(EncodedImages):
-    """The images of Parquet files, in their order.
+class ParquetImages(StoredImages):
+    """The images of Parquet files, in their order. The parts are the groups of the files.
 
     Attributes:
-      folder: a path or an address. `names` are the files below it. Names of images begin with `title` instead, the
-        address from which the files were downloaded.
       columns: the name of the column of images in each file.
-      ends: i64[g] of all g groups, the number of rows up to the end of each.
       groups: i64[g,3], the file of each group, the number of the group in this file, and of its first row.
     """
 
-    folder: str
-    title: str
-    names: Sequence[str]
     columns: Sequence[str]
-    ends: np.ndarray
     groups: np.ndarray
-
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
 
     def name(self, row: int) -> str:
         """Return FILE#ROW, where rows of a file count from 0."""
-        file, _, first, position = self._locate(row)
+        part, position = self.locate(row)
+        file, _, first = self.groups[part]
         return f"{self.title}/{self.names[file]}#{first + position}"
 
     def find_rows(self, names: Sequence[str]) -> np.ndarray:
@@ -77,17 +63,17 @@ class ParquetImages(EncodedImages):
         places = (name.rpartition("#") for name in names)
         return np.array([starts[file] + int(row) for file, _, row in places], np.int64)
 
-    def encoded(self, row: int) -> bytes:
-        file, group, _, position = self._locate(row)
-        try:
-            cell = _read_cell(f"{self.folder}/{self.names[file]}", self.columns[file], group, position)
-        except UserError as error:
-            raise BadImage(f"cannot read {self.name(row)} as an image: {error}") from error
+    def read_stored(self, part: int, position: int) -> bytes:
+        """Return image `position` of a group."""
+        file, group, first = self.groups[part].tolist()
+        name = self.names[file]
+        copy = _open_copy(f"{self.folder}/{name}", self.columns[file], group)
+        cell = copy.get_batch(position // ROWS_AT_ONCE).column(0)[position % ROWS_AT_ONCE].as_py()
         if isinstance(cell, dict):  # as the datasets library stores images
             cell = cell["path"] if cell["bytes"] is None else cell["bytes"]
         if not cell:
-            raise BadImage(f"{self.name(row)} has no image")
-        return cell if isinstance(cell, bytes) else read_file(self._resolve(cell, self.names[file]))
+            raise BadImage(f"{self.title}/{name}#{first + position} has no image")
+        return cell if isinstance(cell, bytes) else read_file(self._resolve(cell, name))
 
     def _resolve(self, path: str, name: str) -> str:
         """Return the path of an image, which is relative to the folder of its Parquet file `name`, or to `folder`."""
@@ -96,19 +82,11 @@ class ParquetImages(EncodedImages):
         beside = os.path.join(self.folder, os.path.dirname(name), path)
         return beside if os.path.lexists(find_file(beside)) else f"{self.folder}/{path}"
 
-    def _locate(self, row: int) -> list[int]:
-        """Return the file of image `row`, its group in the file, the group's first row, and the index in the group."""
-        row = range(len(self))[row]
-        at = int(np.searchsorted(self.ends, row, side="right"))
-        return [*self.groups[at].tolist(), row - int(self.ends[at - 1] if at else 0)]
 
-
-def open_parquet(
-    folder: str, names: Sequence[str], usage: Usage, column: str = "", *, title: str = ""
-) -> ParquetImages:
+def open_parquet(folder: str, names: Sequence[str], title: str, column: str = "") -> ParquetImages:
     """Return the images of Parquet files below `folder`, see `ParquetImages`. Only the ends of the files are read.
 
-    `column` is the column of images, "" finds it. Raises UserError if a file is damaged or has no such column.
+    `column` is the column of images, see `find_image_column`. Raises UserError if a file is damaged or has none.
     """
     columns, sizes, groups = [], [], []
     for number, name in enumerate(names):
@@ -118,9 +96,8 @@ def open_parquet(
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         sizes += counts
         groups += [(number, group, first) for group, first in enumerate(np.cumsum([0, *counts[:-1]])) if counts]
-    usage.unit = "row"
     ends, places = np.cumsum(sizes, dtype=np.int64), np.array(groups, np.int64).reshape(-1, 3)
-    return ParquetImages(folder, title or folder, names, columns, ends, places)
+    return ParquetImages(folder, names, title, ends, columns, places)
 
 
 @contextlib.contextmanager
@@ -136,40 +113,24 @@ def open_file(path: str) -> Iterator[ParquetFile]:
 
 
 # --------------------------------------------------------------------------------------------------------------- copies
-def _read_cell(path: str, column: str, group: int, position: int) -> Any:
-    """Return a cell of a group of a file: bytes, a path, a dict of both, or None; UserError if the file is damaged."""
-    copy = _open_copy(path, column, group)
-    return copy.get_batch(position // ROWS_AT_ONCE).column(0)[position % ROWS_AT_ONCE].as_py()
-
-
 @functools.lru_cache(OPEN_COPIES)
 def _open_copy(path: str, column: str, group: int) -> pa.RecordBatchFileReader:
     """Return the copy of a column of a group, which is made if it is not in the cache folder."""
     import pyarrow as pa
 
-    version, folder = f"{version_of(path)} {column} {ROWS_AT_ONCE}", cache_folder() / "parquet"
-    copy = folder / f"{hashlib.sha256(version.encode()).hexdigest()}-{group}.arrow"
-    with disk_errors_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{copy.parent}/{copy.stem.partition('-')[0]}.lock"):
-            if not copy.is_file():
-                _remove_copies(folder)
-                _write_copy(path, column, group, copy)
-            os.utime(copy)
-            return pa.ipc.open_file(pa.memory_map(str(copy)))
+    read = functools.partial(_read_group, path, column, group)
+    return pa.ipc.open_file(pa.memory_map(cache_batches(path, KIND, f"{column} {ROWS_AT_ONCE}", f"-{group}", read)))
 
 
-def _write_copy(path: str, column: str, group: int, copy: Path) -> None:
-    import pyarrow as pa
-
-    with damage_explained(path), atomic_file(epath.Path(copy)) as partial, open_file(path) as file:
-        schema, rows = pa.schema([file.schema_arrow.field(column)]), 0
-        with pa.ipc.new_file(str(partial), schema) as writer:
-            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[column], use_threads=False):
-                if rows % ROWS_AT_ONCE:  # the position of a row would be another
-                    raise ValueError(f"group {group} cannot be read in parts of {ROWS_AT_ONCE} rows")
-                writer.write_batch(batch)
-                rows += len(batch)
+def _read_group(path: str, column: str, group: int) -> Iterator[pa.RecordBatch]:
+    _remove_copies(cache_folder() / KIND)
+    rows = 0
+    with damage_explained(path), open_file(path) as file:
+        for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=[column], use_threads=False):
+            if rows % ROWS_AT_ONCE:  # the position of a row would be another
+                raise ValueError(f"group {group} cannot be read in parts of {ROWS_AT_ONCE} rows")
+            yield batch
+            rows += len(batch)
 
 
 def _remove_copies(folder: Path) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained, file_sha256
-from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
-from mlmoe_jax.runtime.hub import COMMIT, Address, hub_errors_explained, open_hub, require_commit
-from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
+from mlmoe_jax.runtime.files import cache_folder, file_sha256
+from mlmoe_jax.runtime.http import NoAnswer, Refused
+from mlmoe_jax.runtime.hub import COMMIT, Address, download, look_up, unreachable
+from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.storage import Folder
-from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -32,10 +31,10 @@ def download_file(repository: str, name: str, folder: Path) -> Path:
       UserError: the download has another size or sha256 than the file on the hub.
     """
     address = Address(repository)
-    commit, files = _look_up(address)
+    commit, files = look_up(address)
     if name not in files:
         raise Refused(f"the model {repository} has no file {name}")
-    _download(address, commit, [files[name]], folder)
+    _download(commit, [files[name]], folder)
     return folder / name
 
 
@@ -56,22 +55,19 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
     revision = f"revisions/{urllib.parse.quote(address.revision, safe='')}"
     known = models.read_text(revision) if (models / revision).exists() else ""
     try:
-        commit, files = _look_up(address)
+        commit, files = look_up(address)
         if problem := _find_problem(files, most, required):
             raise UserError(f"{address} {problem}")
-        if known != commit:
+        if known != commit.revision:
             wanted = [file for name, file in files.items() if name in most]
-            _download(address, commit, wanted, Path(models / commit))
-            models.write_text(revision, commit)
+            _download(commit, wanted, Path(models / commit.revision))
+            models.write_text(revision, commit.revision)
+        return Path(models / commit.revision)
     except NoAnswer as error:
         if not COMMIT.fullmatch(known):
-            raise UserError(
-                f"{address} cannot be downloaded, because {error}; try again, or download it elsewhere with `hf "
-                f"download {address.repository} --local-dir=FOLDER` and set --workdir=FOLDER"
-            ) from error
+            raise unreachable(address, error, "set --workdir=FOLDER") from error
         status(f"{error}; {address} is the commit {known[:12]}, which was downloaded before")
-        commit = known
-    return Path(models / commit)
+        return Path(models / known)
 
 
 def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:
@@ -89,33 +85,12 @@ def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], req
     return ""
 
 
-def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
-    """Return the commit to which the revision of an address points, and the files of this commit by name."""
-    require_online()
-    with hub_errors_explained(address):
-        about = open_hub().model_info(
-            address.repository, revision=address.revision, files_metadata=True, timeout=TIMEOUT
-        )
-    return require_commit(about.sha, address), {file.rfilename: file for file in about.siblings or ()}
-
-
-def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
+def _download(commit: Address, files: Iterable[RepoSibling], folder: Path) -> None:
     """Download files of a commit to `folder`; UserError if it fails, or a size or sha256 is not as on the hub."""
-    from huggingface_hub import hf_hub_download
-
-    status(f"downloading {address}, commit {commit[:12]}, to {folder}")
+    status(f"downloading {commit} to {folder}")
     for file in files:
-        with hub_errors_explained(address), disk_errors_explained(folder):
-            hf_hub_download(
-                address.repository,
-                file.rfilename,
-                revision=commit,
-                local_dir=folder,
-                library_name="mlmoe_jax",
-                library_version=__version__,
-                tqdm_class=DownloadBar,
-            )
+        download(commit, file.rfilename, folder)
         path = folder / file.rfilename
         if path.stat().st_size != file.size or (file.lfs and file_sha256(path) != file.lfs.sha256):
             path.unlink()
-            raise UserError(f"the {file.rfilename} of {address} has another size or sha256 than on the hub; try again")
+            raise UserError(f"the {file.rfilename} of {commit} has another size or sha256 than on the hub; try again")

@@ -1,0 +1,82 @@
+"""What images in Parquet and in tar files share: the parts of the files, and what the cache folder keeps of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from etils import epath
+from filelock import FileLock
+
+from mlmoe_jax.data.containers.reach import version_of
+from mlmoe_jax.data.decoding import BadImage
+from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained
+from mlmoe_jax.runtime.storage import atomic_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(eq=False)
+class StoredImages(EncodedImages):
+    """Images in files, in the order of the files. A subclass defines `name`, `read_stored` and `find_rows`.
+
+    Attributes:
+      folder: path or address of the folder of the files.
+      names: the files below it.
+      title: the folder in the names of images, which is the address from which the files were downloaded.
+      ends: i64[p] of all p parts of the files, the number of images up to the end of each.
+    """
+
+    folder: str
+    names: Sequence[str]
+    title: str
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def encoded(self, row: int) -> bytes:
+        part, position = self.locate(row)
+        try:
+            return self.read_stored(part, position)
+        except BadImage:
+            raise
+        except (OSError, UserError) as error:
+            raise BadImage(f"cannot read {self.name(row)} as an image: {reason_of(error)}") from error
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """Return the part that has image `row`, and the number of the image in the part."""
+        row = range(len(self))[row]
+        part = int(np.searchsorted(self.ends, row, side="right"))
+        return part, row - int(self.ends[part - 1] if part else 0)
+
+
+def cache_batches(path: str, kind: str, key: str, part: str, read: Callable[[], Iterator[pa.RecordBatch]]) -> str:
+    """Return the path of a file of Arrow with what `read` yields, a batch or more. The cache has it, or it is written.
+
+    It is in the folder `kind`, for a `part` of this version of the file `path`. `key` is what else it depends on.
+    """
+    import pyarrow as pa  # here, because --help does without it
+
+    version = hashlib.sha256(f"{version_of(path)} {key}".encode()).hexdigest()
+    folder = cache_folder() / kind
+    stored = folder / f"{version}{part}.arrow"
+    with disk_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{version}.lock"):
+            if not stored.exists():
+                batches = read()
+                first = next(batches)
+                with atomic_file(epath.Path(stored)) as partial, pa.ipc.new_file(str(partial), first.schema) as writer:
+                    for batch in itertools.chain([first], batches):
+                        writer.write_batch(batch)
+            os.utime(stored)
+    return str(stored)
