@@ -3,6 +3,7 @@
 photos, photos/1.parquet            on this machine
 hf://datasets/USER/NAME             on the hub, in its cache; NAME@REVISION, and NAME/FOLDER or NAME/CONFIGURATION
 gs://bucket/photos, s3://…          in an object store, read in place
+photos/train-{000..127}.tar         the files of a range of numbers, in any of these
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from mlmoe_jax.data.containers.hub_data import fetch, find_commit
@@ -21,6 +23,7 @@ from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB_DATA, open_regular
 from mlmoe_jax.runtime.hub import Address, parse_data_address
 
+_RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
 _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
 
 
@@ -61,8 +64,11 @@ class Place:
 def open_place(address: str) -> Place:
     """Return the files of a folder at any depth, or one file, at an address; no files if there is nothing.
 
-    Raises UserError if the address cannot be reached.
+    Raises UserError if the address cannot be reached, or if a file of a range does not exist.
     """
+    if found := _RANGE.fullmatch(address):
+        folder, start, *numbers, end = found.groups()
+        return _choose_range(open_place(folder or "."), start, numbers, end)
     if address.startswith(HUB_DATA):
         hub, inside = parse_data_address(address)
         commit, names = find_commit(hub)
@@ -78,6 +84,19 @@ def open_place(address: str) -> Place:
         folder, name = os.path.split(address)
         return Place(folder or ".", (name,), name)
     return Place(address.rstrip("/"), _data_files(names))
+
+
+def _choose_range(place: Place, start: str, numbers: Sequence[str], end: str) -> Place:
+    """Return a place with the files of a range of numbers, whose names have `start` before it and `end` after it."""
+    width, (first, last) = len(numbers[0]), map(int, numbers)
+    start = f"{place.inside}/{start}" if place.inside else start
+    known = set(place.names)
+    chosen = []
+    for number in range(first, last + 1):
+        chosen.append(f"{start}{number:0{width}}{end}")
+        if chosen[-1] not in known:
+            raise UserError(f"there is no {chosen[-1]} in {place.folder}; correct the range of numbers")
+    return replace(place, names=tuple(chosen))
 
 
 def _data_files(names: Iterable[str]) -> tuple[str, ...]:

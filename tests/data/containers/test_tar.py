@@ -93,7 +93,13 @@ def test_the_version_of_an_image_changes_with_its_shard(folder):
     assert before.stamp(100) != after.stamp(100)
 
 
-def test_a_file_is_opened(folder, monkeypatch):
+@pytest.mark.parametrize("address", ["", "/train-{000..002}.tar", "/train-00{0..2}.tar"])
+def test_shards_are_named_by_their_folder_or_by_ranges(folder, address):
+    assert len(open_all(f"{folder}{address}")) == 300
+
+
+def test_a_file_and_a_part_of_the_shards_are_opened(folder, monkeypatch):
+    assert len(open_all(f"{folder}/train-{{001..002}}.tar")) == 200
     monkeypatch.chdir(folder)
     images = open_all("train-001.tar")
     assert images.name(0) == "./train-001.tar#100.png"
@@ -282,6 +288,8 @@ REFUSALS = [
         ("a gzip file with the name of a tar file", rewritten(gzip.compress), "is not an uncompressed tar file"),
         ("a pointer of Git LFS", rewritten(lambda x: LFS), "x.tar is not an uncompressed tar file"),
         ("an empty file", rewritten(lambda x: b""), "x.tar is not an uncompressed tar file (empty file)"),
+        ("img2dataset#174: a gap in a range", lambda at: f"{shard(at).parent}/x{{0..1}}.tar", "there is no x0.tar in"),
+        ("a range without an end", lambda at: f"{shard(at).parent}/x{{0..99999999999}}.tar", "there is no x0.tar in"),
         ("a compressed file", named("x.tar.gz", gzip.compress), "x.tar.gz is compressed", "unpack it to a .tar file"),
     )
 ]
