@@ -20,8 +20,8 @@ from flax import nnx
 
 from mlmoe_jax.models.contracts import BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
-from mlmoe_jax.models.layers.dispatch import missing_tokens
 from mlmoe_jax.models.layers.detr import AttentionPool
+from mlmoe_jax.models.layers.dispatch import missing_tokens
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import CUBIC, resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm

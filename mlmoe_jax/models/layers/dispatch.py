@@ -178,10 +178,10 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
 
 
 def missing_tokens(count: int, width: int, dtype: jnp.dtype) -> int:
-    """Return how many of 0 or 1 tokens `attend` lacks for even queries, if cuDNN computes it without a mask.
+    """Return 1 if cuDNN would compute the attention of an odd number `count` of queries without a mask, otherwise 0.
 
-    A model adds this token once. Otherwise `attend_by_cudnn` pads the queries and cuts the result in each block. `width`
-    is the width of a head.
+    A model then adds one token before its first block, so that `attend_by_cudnn` does not pad the queries and cut the
+    result in each block. `width` is the width of a head.
     """
     part = jax.ShapeDtypeStruct((1, count, 1, width), dtype)
     row = choose("attend", part, part, part, mask=None).get("default")
