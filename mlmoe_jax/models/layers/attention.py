@@ -164,7 +164,7 @@ class Attention(nnx.Module):
         pairs = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
         keys = [self._add_delta(key, "key", part, deltas) for part, (key, _) in pairs]
         values = [self._add_delta(value, "value", part, deltas) for part, (_, value) in pairs]
-        if spare:  # XLA adds the bias in one kernel with this cut
+        if spare:  # on a GPU, the kernel that joins all keys slices them
             keys[0], values[0] = (part[:, :-spare] for part in (keys[0], values[0]))
         if key_value is not None:
             keys.append(key_value[:1].astype(query.dtype))
