@@ -157,6 +157,16 @@ def test_cudnn_is_called_where_it_applies(monkeypatch, capability, width, dtype,
             assert "__cudnn" not in step.trace(*parts).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.parametrize("count", [287, 1055, 288])
+def test_a_token_is_missing_only_for_cudnn(monkeypatch, count):
+    assert dispatch.missing_tokens(count, 64, jnp.bfloat16) == 0
+    monkeypatch.setattr(dispatch, "compute_capability", lambda: (9, 0))
+    assert dispatch.missing_tokens(count, 64, jnp.bfloat16) == count % 2
+    assert dispatch.missing_tokens(count, 64, jnp.float32) == 0
+    with use_kernels("xla"):
+        assert dispatch.missing_tokens(count, 64, jnp.bfloat16) == 0
+
+
 def test_compute_capability(monkeypatch):
     assert dispatch.compute_capability() == ()
 

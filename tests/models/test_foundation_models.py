@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from helpers.twins import error, parameters
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
+from mlmoe_jax.models.layers import dispatch, softmax_attention
 from mlmoe_jax.models.layers.attention import apply_rotary
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.pretrained.load import apply_rules, recognize
@@ -150,6 +152,52 @@ def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
         assert ours.attention.keys() == {"cls", "prompts"} & set(read), "none of a mean"
         for name, weights in ours.attention.items():
             assert error(weights, attention[name]) < TOLERANCE, (read, name)
+
+
+@pytest.fixture
+def queries_of_cudnn(monkeypatch):
+    """Let `attend_by_cudnn` compute attention, with XLA in place of cuDNN; return its numbers of queries."""
+    numbers, by_cudnn, library = [], softmax_attention.attend_by_cudnn, jax.nn.dot_product_attention
+
+    def attend(query, key, value, mask):
+        numbers.append(query.shape[1])
+        return by_cudnn(query, key, value, mask)
+
+    def attend_by_xla(query, key, value, implementation, **lengths):
+        assert implementation == "cudnn"
+        assert query.shape[1] % 2 == key.shape[1] % 2 == 0
+        return library(query, key, value, implementation="xla", **lengths)
+
+    monkeypatch.setattr(softmax_attention, "attend_by_cudnn", attend)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend_by_xla)
+    row = dispatch.Kernel("attend", dispatch.EVERY, attend, "attention", lambda *_, mask: mask is None)
+    monkeypatch.setattr(dispatch, "TABLE", (row, *dispatch.TABLE))
+    return numbers
+
+
+@pytest.mark.variants(vit=("dinov3_plus",), kind=("deep", "carried"))
+@pytest.mark.parametrize("kind", ["deep", "carried", "of each image", "half absent", "none"])
+def test_a_token_for_even_queries_changes_neither_features_nor_gradients(vit, image, kind, request):
+    def results():
+        @jax.jit
+        @partial(jax.grad, argnums=(0, 1), has_aux=True)
+        def run(tokens, image):
+            prompts = None if kind == "none" else replace(made(vit.shape, kind), tokens=tokens)
+            found = vit(image, prompts, read=EVERY if prompts else ("cls", "patches", "mean"))
+            values = {name: getattr(found, name) for name in EVERY if getattr(found, name) is not None}
+            return sum(jnp.sum(jnp.sin(value)) for value in values.values()), values
+
+        (by_prompts, by_image), values = run(made(vit.shape, kind).tokens, image)
+        return [by_image, *values.values(), *([] if kind == "none" else [by_prompts])]
+
+    theirs = results()
+    queries = request.getfixturevalue("queries_of_cudnn")
+    ours = results()
+    if kind != "half absent":  # masks are not for cuDNN
+        assert len(queries) >= vit.shape.depth - 1
+        assert not any(number % 2 for number in queries[: vit.shape.depth - 1])
+    for our, their in zip(ours, theirs, strict=True):
+        assert error(our, their) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from flax import nnx
 from mlmoe_jax.models.contracts import BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
+from mlmoe_jax.models.layers.dispatch import missing_tokens
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import CUBIC, resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -235,7 +236,10 @@ class ViT(nnx.Module):
         tokens, grid = self.embed(image, deltas)
         if prompts is None:
             prompts = Prompts.none(self.shape.depth, self.shape.width)
-        inputs = _BlockInputs(prompts, self.rotary(grid), deltas)
+        spare = self._missing_tokens(tokens.shape[1], prompts)
+        if spare:
+            tokens = jnp.pad(tokens, ((0, 0), (0, spare), (0, 0)))
+        inputs = _BlockInputs(prompts, self.rotary(grid), deltas, spare)
         parts = self._run_first_blocks(tokens, inputs)
         attention = self._attend_to_patches(parts, read, inputs) if return_attention else {}
         parts = self._run_last_block(parts, read, inputs)
@@ -248,6 +252,14 @@ class ViT(nnx.Module):
         if CLS in values:
             cls = values[CLS][:, 0]
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
+
+    def _missing_tokens(self, count: int, prompts: Prompts) -> int:
+        """Return the number of tokens that `dispatch.missing_tokens` asks for in addition to `count` image tokens."""
+        carries = prompts.carry is not None
+        if prompts.present is not None or (carries and prompts.mask is not None):
+            return 0
+        width = self.shape.width // self.shape.heads
+        return missing_tokens(count + carries * prompts.count, width, self.patch_embed.dtype or jnp.float32)
 
     def _run_first_blocks(self, tokens: jax.Array, inputs: _BlockInputs) -> dict[str, jax.Array]:
         """Apply all blocks except the last, and return the input of the last block.
@@ -262,8 +274,8 @@ class ViT(nnx.Module):
             outputs = self._run_block(block, parts, queries, inputs)
             entering = prompts.entering(block + 1, parts[PROMPTS], outputs.get(PROMPTS, parts[PROMPTS]))
             parts = {PROMPTS: entering, IMAGE: outputs[IMAGE]}
-        ends = int(self.shape.class_token), self.shape.leading
-        cls, registers, patches = jnp.split(parts[IMAGE], ends, axis=1)
+        ends = int(self.shape.class_token), self.shape.leading, tokens.shape[1] - inputs.spare
+        cls, registers, patches, _ = jnp.split(parts[IMAGE], ends, axis=1)
         return {PROMPTS: parts[PROMPTS], CLS: cls, REGISTERS: registers, PATCHES: patches}
 
     def _run_last_block(
@@ -380,6 +392,7 @@ class _BlockInputs:
     prompts: Prompts  # the prompts, possibly P = 0
     rotary: jax.Array | None  # the rotary angles of the image tokens, see ViT.rotary; None = no rotation
     deltas: Deltas  # layer path -> delta
+    spare: int  # the number of zeros at the end of the image tokens, which are no keys; see dispatch.missing_tokens
 
     def settings(self, index: int, sequence: _Sequence) -> dict[str, Any]:
         """Return the keyword arguments of block `index`."""
@@ -390,6 +403,7 @@ class _BlockInputs:
             "key_value": None if prompts.key_value is None else prompts.key_value[index],
             "temperature": None if prompts.temperature is None else prompts.temperature[index],
             "rotary": None if self.rotary is None else self._angles(sequence),
+            "spare": self.spare if IMAGE in sequence.parts else 0,
         }
 
     def _num_keys(self, sequence: _Sequence) -> int:
@@ -416,4 +430,6 @@ class _BlockInputs:
         """Return the rotary angles f32[T,d/2] of all keys. Angles of tokens that are not image tokens are 0."""
         angles = jnp.zeros((self._num_keys(sequence), self.rotary.shape[1]))
         name = IMAGE if IMAGE in sequence.parts else PATCHES
-        return angles.at[sequence.slices()[name]].set(self.rotary[-sequence.parts[name].shape[1] :])
+        place = sequence.slices()[name]
+        rotary = self.rotary[place.start - place.stop :]
+        return angles.at[place.start : place.start + len(rotary)].set(rotary)

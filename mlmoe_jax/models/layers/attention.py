@@ -109,7 +109,8 @@ class Attention(nnx.Module):
           deltas: deltas of the layers `query`, `key`, `value` and `output`.
           **settings: `key_value` f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
             the values. `rotary` f32[T,d/2], the angles that rotate the keys, the first Q also the queries; a token with
-            angles 0 is not rotated. `temperature` divides the attention logits. None has no effect.
+            angles 0 is not rotated. `temperature` divides the attention logits. None has no effect. `spare`, the number
+            of last tokens that are no keys, whose angles come after all others.
         """
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         mixed = attend(query, key, value, mask)
@@ -145,7 +146,7 @@ class Attention(nnx.Module):
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )
         if rotary is not None:
-            query, key = apply_rotary(query, rotary[: query.shape[1]]), apply_rotary(key, rotary)
+            query, key = (apply_rotary(part, rotary[: part.shape[1]]) for part in (query, key))
         return query, key, value
 
     def _project_parts(
@@ -154,6 +155,7 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array],
         *,
         key_value: jax.Array | None = None,
+        spare: int = 0,
         deltas: Deltas = NO_DELTAS,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[b,Q,D] of `tokens`, and all keys and values f32[B,T,D]."""
@@ -162,6 +164,8 @@ class Attention(nnx.Module):
         pairs = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
         keys = [self._add_delta(key, "key", part, deltas) for part, (key, _) in pairs]
         values = [self._add_delta(value, "value", part, deltas) for part, (_, value) in pairs]
+        if spare:  # on a GPU, the kernel that joins all keys slices them
+            keys[0], values[0] = (part[:, :-spare] for part in (keys[0], values[0]))
         if key_value is not None:
             keys.append(key_value[:1].astype(query.dtype))
             values.append(key_value[-1:].astype(query.dtype))

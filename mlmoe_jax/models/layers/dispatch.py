@@ -177,6 +177,17 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
     return _compute("attend", softmax_attention.attend_by_xla, *parts, mask=mask)
 
 
+def missing_tokens(count: int, width: int, dtype: jnp.dtype) -> int:
+    """Return 1 if cuDNN would compute the attention of an odd number `count` of queries without a mask, otherwise 0.
+
+    A model then adds one token before its first block, so that `attend_by_cudnn` does not pad the queries and cut the
+    result in each block. `width` is the width of a head.
+    """
+    part = jax.ShapeDtypeStruct((1, count, 1, width), dtype)
+    row = choose("attend", part, part, part, mask=None).get("default")
+    return count % 2 if row is not None and row.run is softmax_attention.attend_by_cudnn else 0
+
+
 def rectify(x: jax.Array) -> jax.Array:
     """Return ReLU of the sum at the end of a residual block."""
     return _compute("rectify", jax.nn.relu, x)
