@@ -21,7 +21,7 @@ from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
+from mlmoe_jax.models.outputs import LABELS, PROMPTS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
@@ -78,6 +78,11 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
     return yes - no
 
 
+def _softmax_of_experts(gate_logits: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Return the routing weights {side: f32[B,K,M]} of gate logits {side: f32[B,M,K]}."""
+    return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
+
+
 class _GroupHead(Head):
     """The base class of heads that classify each label from the prompts of its group.
 
@@ -99,6 +104,7 @@ class _GroupHead(Head):
         self.combine = combine
         self.sides = tuple(group_of)
         self.labels = len(next(iter(group_of.values())))
+        self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -119,6 +125,29 @@ class _GroupHead(Head):
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """Return the prompts of each side, {side: f32[B,M,G,D]}, for `tokens` f32[B,P,D]."""
         return split_sides(tokens, self.sides, self.per_group, self.groups)
+
+    def routing_weights(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return {side: f32[B,K,M]}, the weights of a label's prompts, for `_by_side` of the tokens; 1/M by default."""
+        return {
+            name: jnp.full((tokens.shape[0], self.labels, self.per_group), 1 / self.per_group)
+            for name, tokens in by_side.items()
+        }
+
+    def attention(self, features: Features) -> dict[str, jax.Array]:
+        """Return {`labels`: f32[B,K,N]}, the attention of the prompts of a label's groups by their routing weights.
+
+        It is the mean over the sides.
+        """
+        weights = self.routing_weights(self._by_side(features.prompts.astype(jnp.float32)))
+        maps = self._by_side(features.attention[PROMPTS])
+        sides = []
+        for name, group_of in self.group_of:
+            members = np.eye(self.groups, dtype=np.float32)[list(group_of)][:, None]
+            of_prompts = weights[name][..., None] * members
+            shape = *of_prompts.shape[:2], self.per_group * self.groups
+            patches = maps[name].reshape(shape[0], shape[2], -1)
+            sides.append(of_prompts.reshape(shape) @ patches)
+        return {LABELS: sum(sides) / len(sides)}
 
 
 class GroupExpertsHead(_GroupHead):
@@ -182,11 +211,17 @@ class GroupExpertsHead(_GroupHead):
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
+    def _gate_logits(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
+
+    def routing_weights(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return _softmax_of_experts(self._gate_logits(by_side))
+
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         tokens = partition.shard_images(features.prompts).astype(jnp.float32)
         by_side = self._by_side(tokens)
-        gate_logits = {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
-        gates = {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
+        gate_logits = self._gate_logits(by_side)
+        gates = _softmax_of_experts(gate_logits)
         outputs = self._by_side(apply_bank(self.bank, tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():
@@ -219,7 +254,6 @@ class GroupLinearHead(_GroupHead):
 
     def __init__(self, width: int, group_of: Mapping[str, Sequence[int]], *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(group_of, **settings)
-        self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co = classifiers.get("co")
         self.dc = classifiers.get("dc")

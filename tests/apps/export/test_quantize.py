@@ -81,7 +81,7 @@ def test_a_layer_has_the_numbers_of_float32_in_fewer_bits(kind, kept, error, lib
     target = TARGETS[kind]
     target.write(Export(None, tmp_path, {}, ALWAYS, noise(50, 2)))
     pixels = noise(20, 2)
-    expected, scores = pixels.reshape(20, 12) @ WEIGHTS, target.load(tmp_path)(pixels)
+    expected, scores = pixels.reshape(20, 12) @ WEIGHTS, target.load(tmp_path)(pixels)["probability"]
     assert (np.abs(logit(scores) - expected).max(axis=0) < error * np.ptp(expected, axis=0)).all()
     assert scores.dtype == np.float32
     assert len(np.unique(scores)) == scores.size, "probabilities are not rounded"
