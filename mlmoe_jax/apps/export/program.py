@@ -34,11 +34,6 @@ from mlmoe_jax.runtime.storage import atomic_file
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
 _WRONG = 1e-2
-_DIFFERENCES = {
-    PROBABILITY: "of a probability",
-    FEATURES: "of features, of the largest,",
-    MAP: "of maps, of the largest,",
-}
 Program = Callable[[np.ndarray], Mapping[str, Any]]  # images u8[B,H,W,3] -> {output: f32[B,…]}
 
 
@@ -103,8 +98,8 @@ def require_equal(run: Run, program: Program, outputs: Sequence[str] = (PROBABIL
             difference /= float(np.abs(expected).max()) or 1
         if not difference <= _WRONG:
             raise UserError(f"{name} of the program differs from the run by {difference:.2g}, so it was not written")
-        texts.append(f"{_DIFFERENCES[name]} {difference:.1e}")
-    return f"largest difference {', '.join(texts)}"
+        texts.append(f"{name} {difference:.1e}")
+    return f"largest difference of {', '.join(texts)}"
 
 
 # -------------------------------------------------------------------------------------------------------- StableHLO

@@ -113,9 +113,9 @@ def export_run(
         cannot represent an operation of the model.
     """
     kind = kind or _default_format(output)
-    names, sampled = _split_outputs(outputs), bool(images or count)
-    further = {"--template": template, "--outputs": names != [PROBABILITY]}
-    target = _target(kind, include_frozen=include_frozen, merge=merge, of_program=further, sampled=sampled)
+    names, of_program = _split_outputs(outputs), {"--template": template, "--outputs": outputs != PROBABILITY}
+    sampled = bool(images or count)
+    target = _target(kind, include_frozen=include_frozen, merge=merge, of_program=of_program, sampled=sampled)
     path = (target.place or require_new)(output)
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
@@ -209,29 +209,27 @@ def _write_program(export: Export, target: ExportTarget, template: str | None) -
 def _similarity(export: Export, program: Program) -> str:
     """Compare a calibrated program with the run, on the sample images that were not used for the calibration.
 
-    Returns the correlations of the outputs, and the absolute differences of the probabilities, as text. UserError if a
-    correlation is below _SIMILAR.
+    Returns the correlation and the absolute differences of each output as text. UserError if a correlation is below
+    _SIMILAR.
     """
     images = np.stack(parts(export.images)[1])
     batches = [program(images[at : at + 8]) for at in range(0, len(images), 8)]
-    correlations = dict[str, float]()
+    texts = []
     for name, expected in outputs_of(export.run, images, export.outputs).items():
         found = np.concatenate([batch[name] for batch in batches])
+        difference = np.abs(found - expected)
         with np.errstate(invalid="ignore"):  # nan if all values are equal
-            correlations[name] = np.corrcoef(expected.ravel(), found.ravel())[0, 1]
-        if not correlations[name] >= _SIMILAR:
+            correlation = np.corrcoef(expected.ravel(), found.ravel())[0, 1]
+        if not correlation >= _SIMILAR:
             raise UserError(
-                f"{name} of the exported program has a correlation of {correlations[name]:.3f} with {name} of the run, "
-                f"and {_SIMILAR} is the least, so it was not written; export it with --format=onnx"
+                f"{name} of the exported program has a correlation of {correlation:.3f} with {name} of the run, and "
+                f"{_SIMILAR} is the least, so it was not written; export it with --format=onnx"
             )
-        if name == PROBABILITY:
-            difference = np.abs(found - expected)
-    first, *further = (f"{value:.4f}" for value in correlations.values())
-    others = "".join(f", {name} of {value}" for name, value in zip(export.outputs[1:], further, strict=True))
-    return (
-        f"on {len(images):,} other images, probabilities have a correlation of {first}{others} and differ by "
-        f"{difference.mean():.1e} on average and {difference.max():.1e} at most"
-    )
+        texts.append(
+            f"{name} has a correlation of {correlation:.4f} and differs by {difference.mean():.1e} on average and "
+            f"{difference.max():.1e} at most"
+        )
+    return f"on {len(images):,} other images, {', '.join(texts)}"
 
 
 def loader(target: ExportTarget) -> str:
@@ -267,14 +265,14 @@ def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str] = (PR
     }
 
 
-def _describe_outputs(run: Run, outputs: Sequence[str]) -> list[dict[str, Any]]:
-    """Return name, type and shape of each output, and of a map also its kind and the pixels from cell to cell."""
+def _describe_outputs(run: Run, outputs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return type and shape of each output by name, and of a map also its kind and the pixels from cell to cell."""
     values = jax.eval_shape(program_of(run, outputs), run.definition.shapes(), image_shape(run))
-    described = [{"name": name, "type": "float32", "shape": ["B", *values[name].shape[1:]]} for name in outputs]
+    described = {name: {"type": "float32", "shape": ["B", *values[name].shape[1:]]} for name in outputs}
     if MAP in outputs:
-        has_attention = head_class(run.config).attention is not Head.attention
-        kind = "attention" if has_attention else "activation"
-        described[-1] |= {"kind": kind, "pixels_per_cell": backbone_shape(run.config).patch}
+        attends = head_class(run.config).attention is not Head.attention
+        kind = "attention" if attends else "activation"
+        described[MAP] |= {"kind": kind, "pixels_per_cell": backbone_shape(run.config).patch}
     return described
 
 
@@ -287,7 +285,7 @@ def describe_images(config: ConfigDict) -> dict[str, Any]:
 def readme(description: dict[str, Any], target: ExportTarget) -> str:
     """Return the text of README.md for an exported folder."""
     model = description["model"]
-    shapes = [f"`{one['name']}`, float32 [{','.join(map(str, one['shape']))}]" for one in description["outputs"]]
+    shapes = [f"`{name}`, float32 [{','.join(map(str, one['shape']))}]" for name, one in description["outputs"].items()]
     return _README.format(
         name=f"Head `{model['head']['kind']}` on the backbone `{model['backbone']['name']}`",
         version=description["made_with"]["mlmoe_jax"],

@@ -58,14 +58,11 @@ class Model:
 
         Parts of the box may be outside the image, in its border.
         """
-        [described] = [output for output in self.description["outputs"] if output["name"] == "map"]
-        rows, columns = described["shape"][2:]
+        described = self.description["outputs"]["map"]
         scaled, start = _place((width, height), self.description["preprocess"])
-        factors = width / scaled[0], height / scaled[1]
-        sides = columns * described["pixels_per_cell"], rows * described["pixels_per_cell"]
-        left, top = (round(at * factor) for at, factor in zip(start, factors, strict=True))
-        right, bottom = (round((at + side) * factor) for at, side, factor in zip(start, sides, factors, strict=True))
-        return left, top, right, bottom
+        factor = np.array([width, height]) / scaled
+        begin, sides = factor * start, np.array(described["shape"][:1:-1]) * described["pixels_per_cell"]
+        return tuple(np.rint([*begin, *(begin + factor * sides)]).astype(int).tolist())
 
     def read(self, path: str | Path) -> np.ndarray:
         """Read and resize an image file as in training; return u8[H,W,3] with the image size of the model.

@@ -78,11 +78,6 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
     return yes - no
 
 
-def _softmax_of_experts(gate_logits: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the routing weights {side: f32[B,K,M]} of gate logits {side: f32[B,M,K]}."""
-    return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
-
-
 class _GroupHead(Head):
     """The base class of heads that classify each label from the prompts of its group.
 
@@ -126,27 +121,18 @@ class _GroupHead(Head):
         """Return the prompts of each side, {side: f32[B,M,G,D]}, for `tokens` f32[B,P,D]."""
         return split_sides(tokens, self.sides, self.per_group, self.groups)
 
-    def routing_weights(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return {side: f32[B,K,M]}, the weights of a label's prompts, for `_by_side` of the tokens; 1/M by default."""
-        return {
-            name: jnp.full((tokens.shape[0], self.labels, self.per_group), 1 / self.per_group)
-            for name, tokens in by_side.items()
-        }
-
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return {`labels`: f32[B,K,N]}, the attention of the prompts of a label's groups by their routing weights.
+        """Return {`labels`: f32[B,K,N]}, the attention of the prompts of a label's groups, weighted by the gates.
 
-        It is the mean over the sides.
+        Without gates, the prompts of a group have equal weights. It is the mean over the sides.
         """
-        weights = self.routing_weights(self._by_side(features.prompts.astype(jnp.float32)))
-        maps = self._by_side(features.attention[PROMPTS])
-        sides = []
+        gates, maps, sides = self(features).gates, self._by_side(features.attention[PROMPTS]), []
+        equal = jnp.full((1, self.labels, self.per_group), 1 / self.per_group)
         for name, group_of in self.group_of:
             members = np.eye(self.groups, dtype=np.float32)[list(group_of)][:, None]
-            of_prompts = weights[name][..., None] * members
-            shape = *of_prompts.shape[:2], self.per_group * self.groups
-            patches = maps[name].reshape(shape[0], shape[2], -1)
-            sides.append(of_prompts.reshape(shape) @ patches)
+            weights = gates.get(name, equal)[..., None] * members  # [B,K,M,G]
+            weights = weights.reshape(*weights.shape[:2], -1)
+            sides.append(weights @ maps[name].reshape(maps[name].shape[0], weights.shape[2], -1))
         return {LABELS: sum(sides) / len(sides)}
 
 
@@ -211,17 +197,11 @@ class GroupExpertsHead(_GroupHead):
         experts = [f"expert {e + 1}" for e in range(config.model.prompts.per_group)]
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
-    def _gate_logits(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
-
-    def routing_weights(self, by_side: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return _softmax_of_experts(self._gate_logits(by_side))
-
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         tokens = partition.shard_images(features.prompts).astype(jnp.float32)
         by_side = self._by_side(tokens)
-        gate_logits = self._gate_logits(by_side)
-        gates = _softmax_of_experts(gate_logits)
+        gate_logits = {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
+        gates = {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
         outputs = self._by_side(apply_bank(self.bank, tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():

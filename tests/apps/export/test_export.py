@@ -224,7 +224,7 @@ def test_a_merged_program_gives_the_scores_of_the_run(folders, tmp_path, capsys)
     assert np.ptp(scores, axis=0).max() > 1e-4, "the scores depend on the image"
     described = json.loads((tmp_path / "out" / "model.json").read_text())["model"]
     assert (described["adapters"], described["backbone"]["weights"]) == ({}, "none")
-    assert "adapters merged, largest difference of a probability " in capsys.readouterr().err
+    assert "adapters merged, largest difference of probability " in capsys.readouterr().err
 
 
 @pytest.mark.slow
