@@ -86,7 +86,7 @@ def outputs_of(run: Run, pixels: np.ndarray, outputs: Sequence[str] = (PROBABILI
 def require_equal(run: Run, program: Program, outputs: Sequence[str] = (PROBABILITY,)) -> str:
     """Compare the outputs of an exported program with the outputs of the run, on random images.
 
-    Return text with the largest absolute differences; those of features and maps are relative to the largest value.
+    Return text with the largest absolute differences, of features and maps relative to their largest value.
     Raises UserError if a difference exceeds _WRONG.
     """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
