@@ -105,14 +105,10 @@ def make_embedding_step(
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
-        model = definition.merge(remove_padding({**values, **frozen}, label_axes))
-        with partition.use_mesh(mesh):
-            image = preprocess(batch["image"])
-            features = model.encode(image)
-            prediction = model.classify(features)
-            if preprocess.flips:
-                prediction = average_logits(prediction, model(image[:, :, ::-1]))
-        return {"logits": prediction.logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
+        values = {**values, **frozen}
+        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
+        outputs = {"logits": prediction.logits, "features": prediction.features}
+        return {**outputs, "id": batch["id"], "mask": batch["mask"]}
 
     return jit_step(step, definition, mesh)
 

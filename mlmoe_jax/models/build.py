@@ -25,7 +25,7 @@ from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
 from mlmoe_jax.models.layers.dispatch import use_kernels
 from mlmoe_jax.models.macs import forward_macs
-from mlmoe_jax.models.outputs import PROMPTS, QUARTERS, Features, Prediction
+from mlmoe_jax.models.outputs import CLS, LABELS, MEAN, PATCHES, PROMPTS, QUARTERS, Features, Prediction
 from mlmoe_jax.runtime.setup import dtypes
 
 
@@ -68,7 +68,8 @@ class Classifier(nnx.Module):
         Args:
           labels: f32[B,K], for models whose training reads the labels.
           rngs: for dropout in training.
-          return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
+          return_attention: also return `attention`, `grid`, `features` and `map` (see Prediction); only for evaluation,
+            without dropout.
         """
         features = self.encode(image, rngs=rngs, return_attention=return_attention)
         return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
@@ -110,7 +111,23 @@ class Classifier(nnx.Module):
             if not return_attention:
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}
-        return replace(prediction, attention=attention, grid=features.grid)
+            labels = attention[LABELS] if LABELS in attention else self._activate(features.cells)
+        label_map = None if labels is None else labels.reshape(*labels.shape[:2], *features.grid)
+        explained = {"grid": features.grid, "features": features.pooled(), "map": label_map}
+        return replace(prediction, attention=attention, **explained)
+
+    def _activate(self, cells: Mapping[str, jax.Array]) -> jax.Array | None:
+        """Return the logits f32[B,K,N] of the head for each patch alone, from `Features.cells`.
+
+        None if the head reads features that are not defined for one patch.
+        """
+        if not set(self.head.read) <= set(cells):
+            return None
+        parts = {name: cell.reshape(-1, cell.shape[-1]) for name, cell in cells.items()}
+        patches = parts[PATCHES][:, None] if PATCHES in parts else None
+        logits = self.head(Features(parts.get(CLS), None, patches, (1, 1), mean=parts.get(MEAN))).logits
+        count = cells[self.head.read[0]].shape[1]
+        return logits.reshape(-1, count, logits.shape[-1]).swapaxes(1, 2)
 
     def published_macs(self, side: int) -> tuple[int, int, int]:
         """Return multiply-adds for one image of `side` × `side` pixels, as publications count them.

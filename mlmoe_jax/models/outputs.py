@@ -79,6 +79,9 @@ class Features:
         `return_attention` is set and the head reads this feature.
       mean: f32[B,D], the mean over patches and prompts (if there are prompts), followed by the final norm.
       quarters: f32[B,4,D], `cls` of the quarters of the image, each resized to the size of the image.
+      cells: f32[B,N,D] by feature, `cls`, `mean` or `patches`: what the feature would be if a patch were the only one,
+        for each patch. The class token then attends to this patch alone in the last block. A key exists if
+        `return_attention` is set and the head reads this feature.
     """
 
     cls: jax.Array | None
@@ -88,6 +91,7 @@ class Features:
     attention: dict[str, jax.Array] = field(default_factory=dict)
     mean: jax.Array | None = None
     quarters: jax.Array | None = None
+    cells: dict[str, jax.Array] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, jax.Array]:
         """Return the features that are not None, except prompts, by name. `patches` is [B,rows,columns,D]."""
@@ -138,11 +142,15 @@ class Prediction:
         `cls` (Q = 1): the class token in the last block; without a class token, the query of the attention pool. Set
         if the head reads `cls`.
         `prompts` (Q = P): the prompts in the last block. Set if the head reads `prompts`.
-        `labels` (Q = K): the label queries in the last layer of a query decoder, or ADD-GCN's attention over the map.
-        Set if the head has attention.
+        `labels` (Q = K): the label queries in the last layer of a query decoder, ADD-GCN's attention over the map, or
+        the prompts of the groups of a label, weighted by its gates. Set if the head has attention.
         Rows are not renormalized over the patches. A row sums to 1 minus the weights of other tokens (class token,
         registers, prompts).
       grid: (rows, columns) of the patches, row-major. Set only with `return_attention`.
+      features: f32[B,D], see `Features.pooled`. Set only with `return_attention`.
+      map: f32[B,K,rows,columns], where a label is: the attention of `labels`, or without it the class activation, the
+        logits of the head for `Features.cells` (Zhou et al., CVPR 2016, for a linear classifier of a CNN). Set only
+        with `return_attention`, unless the head reads prompts without attention, or quarters.
     """
 
     logits: jax.Array
@@ -151,3 +159,5 @@ class Prediction:
     penalties: dict[str, jax.Array] = field(default_factory=dict)
     attention: dict[str, jax.Array] = field(default_factory=dict)
     grid: tuple[int, int] | None = field(default=None, metadata={"static": True})
+    features: jax.Array | None = None
+    map: jax.Array | None = None

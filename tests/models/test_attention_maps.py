@@ -3,6 +3,7 @@
 Maps of prompts and the class token: test_foundation_models.py.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,8 +15,11 @@ from helpers.drawn import drawn
 from helpers.programs import calls
 
 from mlmoe_jax.config import load_config
+from mlmoe_jax.config.loading import override_pairs
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.gcn import ADDGCNHead
 from mlmoe_jax.models.heads.query import QueryHead
@@ -26,6 +30,7 @@ from mlmoe_jax.models.query_decoder import QueryDecoder
 
 B, D, H, P = 2, 8, 2, 4
 GRID, N = (2, 3), 6
+SPACE = synthetic_label_space(5, 2)
 
 
 def draw(*shape, seed=1):
@@ -122,11 +127,74 @@ def test_cells_of_add_gcn_by_hand():
     assert np.isfinite(dark).all()
 
 
+def test_labels_attend_as_their_prompts_weighted_by_the_gates():
+    config = load_config("mlvpt_digits", [])
+    config.model.prompts.update({"num_groups": 2, "per_group": 3})
+    head = drawn(lambda: head_class(config).from_config(config, D, SPACE, dtype=None, rngs=nnx.Rngs(0)), 0.5)
+    prompts, attention = draw(B, 12, D), jax.nn.softmax(draw(B, 12, N, seed=2))
+    features = Features(None, prompts, None, GRID, {"prompts": attention})
+    found, gates = head.attention(features)["labels"], head(features).gates
+    by_prompt = np.asarray(attention).reshape(B, 2, 3, 2, N)  # side, expert, group
+    expected = np.zeros((B, 5, N))
+    for number, side in enumerate(("co", "dc")):
+        for label, group in enumerate(getattr(head, side).group_of):
+            weights = np.asarray(gates[side])[:, label, :, None]
+            expected[:, label] += (weights * by_prompt[:, number, :, group]).sum(axis=1) / 2
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- class activations
+@pytest.fixture
+def small_resnet(monkeypatch):
+    entry = catalog.entry("resnet50")
+    small = dataclasses.replace(entry.shape, blocks=(1,) * 4, stem=8)
+    monkeypatch.setitem(catalog.CATALOG, "resnet50", dataclasses.replace(entry, shape=small))
+
+
+def activation(reference, **changes):
+    """A drawn model with its prediction with maps."""
+    config = load_config(
+        reference, override_pairs({"data.image_size": 64, "model.backbone.weights": "none", **changes})
+    )
+    model = drawn(lambda: build_model(config, SPACE, rngs=nnx.Rngs(0)), 0.3)
+    image = draw(B, 64, 64, 3)
+    return model, image, jax.jit(lambda x: model(x, return_attention=True))(image)
+
+
+def test_the_activations_of_a_map_have_the_logits_as_their_mean(small_resnet):
+    model, image, prediction = activation("linear_probe", **{"model.backbone.name": "resnet50"})
+    assert prediction.map.shape == (B, 5, 2, 2)
+    np.testing.assert_allclose(prediction.map.mean(axis=(2, 3)), prediction.logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(prediction.features, model.encode(image).cls, atol=1e-5)
+
+
+@pytest.mark.parametrize("pool", ["cls", "patches", "mean"])
+def test_the_activation_of_a_patch_is_the_logit_of_it_alone(tiny_vit, pool):
+    model, image, prediction = activation("linear_probe:dataset=digits", **{"model.head.pool": pool})
+    vit, head = model.backbone, model.head
+    tokens, grid = vit.embed(image)
+    for block in [*vit.blocks][:-1]:
+        tokens = block(tokens)
+    last, width = vit.blocks[-1], vit.shape.width
+    if pool == "cls":
+        value = last.attn.qkv(last.norm1(tokens[:, 1:]))[..., 2 * width :]  # weight 1 on the only key
+        mixed = last.attn.proj(value)
+        tokens = tokens[:, :1] + (last.ls1(mixed) if last.scaled else mixed)
+        mixed = last.mlp(last.norm2(tokens))
+        tokens = tokens + (last.ls2(mixed) if last.scaled else mixed)
+    else:
+        tokens = last(tokens)[:, 1:]
+    logits = getattr(head, "patch_classifier" if pool == "patches" else "classifier")(vit.norm(tokens))
+    expected = np.swapaxes(np.asarray(logits), 1, 2).reshape(B, 5, *grid)
+    np.testing.assert_allclose(prediction.map, expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(expected, axis=(2, 3)).min() > 1e-3
+
+
 # --------------------------------------------------------------------------------------------------- of whole models
 K = 10
 MAPS = {
     "linear_probe": {"cls": 1},
-    "mlvpt_digits": {"prompts": 8},
+    "mlvpt_digits": {"prompts": 8, "labels": K},
     "mlmoe_dinov2": {"prompts": 8, "labels": K},
     "drmoe_resnet101": {"labels": K},
     "mlgcn_resnet101": {},

@@ -150,7 +150,8 @@ def features_of(head: Head, images: int, make=lambda shape: jax.ShapeDtypeStruct
         return make((images, *shape)) if name in head.read else None
 
     quarters = part("quarters", 4, D)
-    return Features(part("cls", D), part("prompts", 12, D), part("patches", N, D), (2, 2), quarters=quarters)
+    attention = {"prompts": make((images, 12, N))} if "prompts" in head.read else {}
+    return Features(part("cls", D), part("prompts", 12, D), part("patches", N, D), (2, 2), attention, quarters=quarters)
 
 
 @functools.cache
@@ -183,7 +184,8 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
     definition, state = nnx.split(head)
     maps = jax.eval_shape(lambda state, x: nnx.merge(definition, state).attention(x), state, features_of(head, B))
     assert all(weights.shape == (B, LABELS, N) for weights in maps.values())
-    assert set(maps) == ({"labels"} if kind in ("query", "routed_experts", "add_gcn", "csra") else set())
+    attentive = ("query", "routed_experts", "add_gcn", "csra", "group_experts", "group_linear")
+    assert set(maps) == ({"labels"} if kind in attentive else set())
 
 
 @pytest.mark.variants(name=DEFAULT)

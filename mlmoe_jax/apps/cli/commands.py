@@ -510,7 +510,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     "write a trained model for use without this package",
     "--workdir=runs/digits --format=onnx --output=exported",
     needs=("workdir", "output"),
-    flags=("format", "images", "include-frozen", "calibration-images", "merge", "template", "checkpoint"),
+    flags=("format", "images", "include-frozen", "calibration-images", "merge", "template", "outputs", "checkpoint"),
     options={"output": {"help": "a .safetensors or .npz file, or a folder with --format"}},
     stages=("data", "image", "score"),
 )
@@ -529,6 +529,7 @@ def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
         include_frozen=flags.include_frozen,
         merge=flags.merge,
         template=flags.template,
+        outputs=flags.outputs,
         images=flags.images,
         count=flags.calibration_images,
     )

@@ -96,6 +96,11 @@ FLAGS: dict[str, dict[str, Any]] = {
         "hub)",
         "choices": tuple(TEMPLATES),
     },
+    "outputs": {
+        "help": "what a program returns: probability (default), and after commas features (a vector per image) and map "
+        "(where each label is)",
+        "default": "probability",
+    },
     "names": {
         "help": "a list of label names, one per line, each with descriptions after tabs or without; in predict also "
         "the .safetensors file of mlmoe encode, in place of --workdir"

@@ -35,7 +35,7 @@ def _place(output: str) -> Path:
 
 
 def _write(job: Export) -> str:
-    """Write model.onnx with the input `image` and the output `probability`, and return a few words for the message.
+    """Write model.onnx with the input `image` and the outputs of the job, and return a few words for the message.
 
     Tensors above 1 MB are written to model.onnx.data.
     """
@@ -47,13 +47,13 @@ def _write(job: Export) -> str:
     fold_batch_norms(model)
     definition, params, stats = ModelDef.split(model)
     weights = jax.device_put({**params, **stats})  # a traced index takes no row of an array of NumPy
-    images, label = image_shape(run), program_of(replace(run, definition=definition))
-    traced = jax.make_jaxpr(lambda image: label(weights, image))(images)
+    images, label = image_shape(run), program_of(replace(run, definition=definition), job.outputs)
+    traced = jax.make_jaxpr(lambda image: [*map(label(weights, image).get, job.outputs)])(images)
 
     # The converter receives operations, not functions: while tracing, it replaces functions of jax.numpy and nnx by its
     # own, which lack some arguments.
-    def simpler(image: jax.Array) -> jax.Array:
-        return _evaluate(traced.jaxpr, traced.consts, [image])[0]
+    def simpler(image: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(_evaluate(traced.jaxpr, traced.consts, [image]))
 
     try:
         to_onnx(
@@ -62,7 +62,7 @@ def _write(job: Export) -> str:
             opset=_OPSET,
             normalization_mode="prefer_native",
             input_names=["image"],
-            output_names=["probability"],
+            output_names=[*job.outputs],
             return_mode="file",
             output_path=str(job.path / "model.onnx"),
         )
@@ -74,11 +74,12 @@ def _write(job: Export) -> str:
     return f"opset {_OPSET}"
 
 
-def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+def _load(folder: Path) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=onnxruntime.get_available_providers())
-    return lambda images: session.run(["probability"], {"image": images})[0]
+    names = [output.name for output in session.get_outputs()]
+    return lambda images: dict(zip(names, session.run(names, {"image": images}), strict=True))
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

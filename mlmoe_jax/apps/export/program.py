@@ -1,24 +1,27 @@
 """Export a run as a StableHLO program, or export its values as files of tensors.
 
-The program is a function of weights and images, which includes the preprocessing and returns probabilities. Depending
-on the format, the tensors in the files have the names of this package (parameter paths), of the authors' code, or of
-PEFT.
+The program is a function of weights and images, which includes the preprocessing and returns probabilities and, on
+request, features and maps. Depending on the format, the tensors in the files have the names of this package (parameter
+paths), of the authors' code, or of PEFT.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax import export
 from safetensors.numpy import save_file
 
-from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, Export, ExportTarget
+from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, FEATURES, MAP, PROBABILITY, Export, ExportTarget
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.explain import make_explain_step
 from mlmoe_jax.models.apply import apply_model, make_eval_step
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.pretrained.peft import write_peft
@@ -31,16 +34,32 @@ from mlmoe_jax.runtime.storage import atomic_file
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
 _WRONG = 1e-2
+Program = Callable[[np.ndarray], Mapping[str, Any]]  # images u8[B,H,W,3] -> {output: f32[B,…]}
 
 
-def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
-    """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K], for weights as in `Run.weights`."""
+def program_of(run: Run, outputs: Sequence[str] = (PROBABILITY,)) -> Callable[[Params, jax.Array], dict]:
+    """Return a function (weights, images u8[B,H,W,3]) -> {output: f32[B,…]}, for weights as in `Run.weights`.
 
-    def label(weights: Params, image: jax.Array) -> jax.Array:
-        prediction, _ = apply_model(run.definition, weights, {"image": image}, run.preprocess, None)
-        return run.scores(prediction.logits.astype(np.float32))
+    `outputs` are PROBABILITY, [B,K], and FEATURES and MAP, `features` and `map` of Prediction. The function raises
+    UserError if the model has no map.
+    """
+    explained = set(outputs) != {PROBABILITY}
+
+    def label(weights: Params, image: jax.Array) -> dict[str, jax.Array]:
+        batch = {"image": image}
+        prediction, _ = apply_model(run.definition, weights, batch, run.preprocess, None, return_attention=explained)
+        return _select(run, prediction, outputs)
 
     return label
+
+
+def _select(run: Run, prediction: Prediction, outputs: Sequence[str]) -> dict[str, Any]:
+    """Return the outputs f32[B,…] of a prediction by name."""
+    if MAP in outputs and prediction.map is None:
+        raise UserError(f"the head {run.config.model.head.kind} has no map of the labels; leave map out of --outputs")
+    values = {FEATURES: prediction.features, MAP: prediction.map}
+    values[PROBABILITY] = run.scores(prediction.logits.astype(np.float32))
+    return {name: values[name].astype(np.float32) for name in outputs}
 
 
 def image_shape(run: Run) -> jax.ShapeDtypeStruct:
@@ -50,30 +69,37 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
 
 
-def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
-    """Return the probabilities f32[N,K] that a run assigns to images u8[N,H,W,3] of its image size."""
-    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-    devices, logits = run.mesh.size, []
+def outputs_of(run: Run, pixels: np.ndarray, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, np.ndarray]:
+    """Return what a run computes for images u8[N,H,W,3] of its image size, {output: f32[N,…]}; see `program_of`."""
+    make = make_eval_step if set(outputs) == {PROBABILITY} else make_explain_step
+    step = make(run.definition, run.preprocess, run.mesh, run.label_axes)
+    devices, found = run.mesh.size, list[dict[str, np.ndarray]]()
     size = devices * min(8, math.ceil(len(pixels) / devices))
     for first in range(0, len(pixels), size):
         rows = np.arange(first, first + size, dtype=np.int32) % len(pixels)  # the first images fill the last batch
         batch = {"image": pixels[rows], "id": rows, "mask": np.ones(size, np.float32)}
-        logits.append(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
-    return run.scores(np.concatenate(logits)[: len(pixels)])
+        result = jax.device_get(step(run.values, run.frozen, batch))
+        found.append(_select(run, result.get("prediction") or Prediction(result["logits"]), outputs))
+    return {name: np.concatenate([part[name] for part in found])[: len(pixels)] for name in outputs}
 
 
-def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Compare the probabilities of an exported function with the probabilities of the run, on random images.
+def require_equal(run: Run, program: Program, outputs: Sequence[str] = (PROBABILITY,)) -> str:
+    """Compare the outputs of an exported program with the outputs of the run, on random images.
 
-    `label` maps images u8[N,H,W,3] to probabilities f32[N,K]. Return text with the largest absolute difference. Raises
-    UserError if this difference exceeds _WRONG.
+    Return text with the largest absolute differences, of features and maps relative to their largest value.
+    Raises UserError if a difference exceeds _WRONG.
     """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
-    difference = float(np.abs(label(pixels) - scores_of(run, pixels)).max())
-    if not difference <= _WRONG:
-        raise UserError(f"the program differs from the run by {difference:.2g}, so it was not written")
-    return f"largest difference of a probability {difference:.1e}"
+    found, texts = program(pixels), []
+    for name, expected in outputs_of(run, pixels, outputs).items():
+        difference = float(np.abs(found[name] - expected).max())
+        if name != PROBABILITY:
+            difference /= float(np.abs(expected).max()) or 1
+        if not difference <= _WRONG:
+            raise UserError(f"{name} of the program differs from the run by {difference:.2g}, so it was not written")
+        texts.append(f"{name} {difference:.1e}")
+    return f"largest difference of {', '.join(texts)}"
 
 
 # -------------------------------------------------------------------------------------------------------- StableHLO
@@ -83,24 +109,24 @@ def _write(job: Export) -> str:
     The program accepts any number of images and runs on all _PLATFORMS. The weights are arguments of the program, not
     constants in it, so the file of the program has less than 1 MB.
     """
-    weights = job.run.weights()
+    weights, program = job.run.weights(), program_of(job.run, job.outputs)
     shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
     with jax.default_device("cpu"):  # without calls of cuDNN, which other platforms lack
-        program = export.export(jax.jit(program_of(job.run)), platforms=_PLATFORMS)(shapes, image_shape(job.run))
-    (job.path / "model.stablehlo").write_bytes(program.serialize())
+        exported = export.export(jax.jit(program), platforms=_PLATFORMS)(shapes, image_shape(job.run))
+    (job.path / "model.stablehlo").write_bytes(exported.serialize())
     with atomic_file(job.path / "weights.safetensors") as partial:
         save_file(weights, partial)
     return f"for {', '.join(_PLATFORMS)}"
 
 
-def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+def _load(folder: Path) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     import jax
     from jax import export
     from safetensors.numpy import load_file
 
     program = jax.jit(export.deserialize(bytearray((folder / "model.stablehlo").read_bytes())).call)
     weights = jax.device_put(load_file(folder / "weights.safetensors"))
-    return lambda images: np.asarray(program(weights, images))
+    return lambda images: {name: np.asarray(value) for name, value in program(weights, images).items()}
 
 
 STABLEHLO = ExportTarget(

@@ -94,8 +94,8 @@ def _save(program: ModelProto, folder: Path) -> None:
 def _write_float16(job: Export) -> str:
     """Write model.onnx in float16, and return a few words for the message.
 
-    The operations after the last matrix product or convolution stay in float32, because small probabilities in float16
-    would be rounded to equal values or to zero.
+    The operations after the last matrix product or convolution of an output stay in float32, because small
+    probabilities in float16 would be rounded to equal values or to zero.
     """
     import onnx as library
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -103,9 +103,12 @@ def _write_float16(job: Export) -> str:
 
     with _program(job) as path:
         single = library.load(path)
-        nodes = single.graph.node
-        last = max(at for at, node in enumerate(nodes) if node.op_type in (*_LAYERS, "Einsum"))
-        after = [node.name for node in nodes[last + 1 :]]
+        after, read = [], set[str]()  # nodes that no product follows, and the tensors that the other nodes read
+        for node in reversed(single.graph.node):
+            if node.op_type in (*_LAYERS, "Einsum") or read.intersection(node.output):
+                read.update(node.input)
+            else:
+                after.append(node.name)
         program = OnnxModel(convert_float_to_float16(single, keep_io_types=True, node_block_list=after))
         program.remove_cascaded_cast_nodes()  # between operations that stay in float32
         program.topological_sort()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import runpy
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,35 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.merge import merge_run
-from mlmoe_jax.apps.export.program import require_equal, scores_of
+from mlmoe_jax.apps.export.program import Program, image_shape, outputs_of, program_of, require_equal
 from mlmoe_jax.apps.export.quantize import calibration_images, parts
-from mlmoe_jax.apps.export.targets import ALWAYS, OFFICIAL, TARGETS, TEMPLATES, Export, ExportTarget
+from mlmoe_jax.apps.export.targets import (
+    ALWAYS,
+    FEATURES,
+    MAP,
+    OFFICIAL,
+    PROBABILITY,
+    TARGETS,
+    TEMPLATES,
+    Export,
+    ExportTarget,
+)
 from mlmoe_jax.config import portable
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.models.build import backbone_shape
+from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import BEST
+from mlmoe_jax.runs.restore import BEST, Run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.version import __version__
 
-ExportedProgram = Callable[[np.ndarray], np.ndarray]  # images u8[B,H,W,3] -> probabilities f32[B,K]
 # The least correlation of the probabilities of a calibrated program with the probabilities of the run: 0.998 on
 # EfficientNet-Lite0, and 0.973 where one scale per tensor, not per channel, lost 3.5 points of mAP.
 _SIMILAR = 0.99
@@ -41,7 +53,7 @@ _GUARD = '\n\nif __name__ == "__main__":'
 _README = """# An exported multi-label image classifier
 
 {name}, exported from a run of mlmoe_jax {version}. It takes `image`, uint8 [B,{size},{size},3] in RGB with any number
-of images B, and returns `probability`, float32 [B,{labels}]. Mean and standard deviation are applied inside.
+of images B, and returns {outputs}. Mean and standard deviation are applied inside.
 
 | file | content |
 |---|---|
@@ -74,13 +86,14 @@ def export_run(
     include_frozen: str = ALWAYS,
     merge: bool = False,
     template: str | None = None,
+    outputs: str = PROBABILITY,
     images: Sequence[str] = (),
     count: int | None = None,
 ) -> Outcome:
     """Export a run to a file or a folder, and return a line to print.
 
     An exported program is first written to a temporary folder. The folder is renamed to `output` only if the program
-    and the run give nearly equal probabilities. The exit code is 3 if the newest checkpoint is damaged.
+    and the run give nearly equal outputs. The exit code is 3 if the newest checkpoint is damaged.
 
     Args:
       output: a file or a folder, depending on the format.
@@ -90,6 +103,7 @@ def export_run(
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
       merge: merge the adapters into the weights of the backbone.
       template: a key of TEMPLATES, whose files are added to the folder of a program; None = no such files.
+      outputs: the names of the outputs of a program, separated by commas; see `program_of`.
       images: for a calibrated format: files, folders and lists as in image_list.py, used instead of training images.
       count: for a calibrated format: the number of images; None = _IMAGES. A fifth of them is kept out of the
         calibration, and used to compare the program with the run.
@@ -99,14 +113,17 @@ def export_run(
         cannot represent an operation of the model.
     """
     kind = kind or _default_format(output)
-    target = _target(kind, include_frozen=include_frozen, merge=merge, template=template, sampled=bool(images or count))
+    names, of_program = _split_outputs(outputs), {"--template": template, "--outputs": outputs != PROBABILITY}
+    sampled = bool(images or count)
+    target = _target(kind, include_frozen=include_frozen, merge=merge, of_program=of_program, sampled=sampled)
     path = (target.place or require_new)(output)
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:
         predictor = _merge_adapters(predictor)
+    description = describe_model(predictor, kind, names)
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
-    export = Export(predictor.run, path, describe_model(predictor, kind), include_frozen, sample)
+    export = Export(predictor.run, path, description, include_frozen, sample, names)
     try:
         about = _write_program(export, target, template) if target.load else target.write(export)
     except OSError as error:
@@ -122,6 +139,14 @@ def _merge_adapters(predictor: Predictor) -> Predictor:
     return Predictor(merge_run(predictor.run), thresholds, predictor.source)
 
 
+def _split_outputs(outputs: str) -> list[str]:
+    """Return the names of outputs, in the order of --help. Raises UserError for other names and without probability."""
+    names, known = outputs.split(","), (PROBABILITY, FEATURES, MAP)
+    if len({*names}) < len(names) or not {PROBABILITY} <= {*names} <= {*known}:
+        raise UserError(f"--outputs={outputs} should be probability, or more names of {','.join(known)}, each once")
+    return [name for name in known if name in names]
+
+
 def _default_format(output: str) -> str:
     """Return OFFICIAL if the path has the suffix of a checkpoint. Raises UserError otherwise: --format is needed."""
     if not output.endswith(CHECKPOINT_SUFFIXES):
@@ -129,16 +154,19 @@ def _default_format(output: str) -> str:
     return OFFICIAL
 
 
-def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
+def _target(
+    kind: str, *, include_frozen: str, merge: bool, of_program: Mapping[str, Any], sampled: bool
+) -> ExportTarget:
     """Return the target of the format `kind`; UserError if a given flag does not apply to this format.
 
-    `sampled` is whether --images or --calibration-images is given.
+    `of_program` are flags that only programs take, with true values if they are given. `sampled` is whether --images or
+    --calibration-images is given.
     """
     target = TARGETS[kind]
     flags = {
         "--include-frozen": include_frozen != ALWAYS and kind != "safetensors",
         "--merge": merge and (kind == "peft" or include_frozen == "never"),  # it changes frozen weights
-        "--template": template and not target.load,
+        **{name: given and not target.load for name, given in of_program.items()},
         "--images and --calibration-images": sampled and not target.calibrated,
     }
     if refused := [name for name, given in flags.items() if given]:
@@ -170,32 +198,38 @@ def _write_program(export: Export, target: ExportTarget, template: str | None) -
             (partial / name).write_text(text, encoding="utf-8")  # which load.py and Spaces read, whatever the locale
         status("comparing with the run")
         program = runpy.run_path(str(partial / "load.py"))["Model"](partial)
-        difference = _similarity(export, program) if target.calibrated else require_equal(export.run, program)
+        if target.calibrated:
+            difference = _similarity(export, program.outputs)
+        else:
+            difference = require_equal(export.run, program.outputs, export.outputs)
         size = sum(file.stat().st_size for file in partial.iterdir())
     return f"{about}; {size / 1e6:,.1f} MB, {difference}"
 
 
-def _similarity(export: Export, program: ExportedProgram) -> str:
+def _similarity(export: Export, program: Program) -> str:
     """Compare a calibrated program with the run, on the sample images that were not used for the calibration.
 
-    Returns the correlation and the absolute differences of the probabilities as text. UserError if the correlation is
-    below _SIMILAR.
+    Returns the correlation and the absolute differences of each output as text. UserError if a correlation is below
+    _SIMILAR.
     """
     images = np.stack(parts(export.images)[1])
-    expected = scores_of(export.run, images)
-    scores = np.concatenate([program(images[at : at + 8]) for at in range(0, len(images), 8)])
-    difference = np.abs(scores - expected)
-    with np.errstate(invalid="ignore"):  # nan if all probabilities are equal
-        correlation = np.corrcoef(expected.ravel(), scores.ravel())[0, 1]
-    if not correlation >= _SIMILAR:
-        raise UserError(
-            f"the probabilities of the exported program have a correlation of {correlation:.3f} with the probabilities "
-            f"of the run, and {_SIMILAR} is the least, so it was not written; export it with --format=onnx"
+    batches = [program(images[at : at + 8]) for at in range(0, len(images), 8)]
+    texts = []
+    for name, expected in outputs_of(export.run, images, export.outputs).items():
+        found = np.concatenate([batch[name] for batch in batches])
+        difference = np.abs(found - expected)
+        with np.errstate(invalid="ignore"):  # nan if all values are equal
+            correlation = np.corrcoef(expected.ravel(), found.ravel())[0, 1]
+        if not correlation >= _SIMILAR:
+            raise UserError(
+                f"{name} of the exported program has a correlation of {correlation:.3f} with {name} of the run, and "
+                f"{_SIMILAR} is the least, so it was not written; export it with --format=onnx"
+            )
+        texts.append(
+            f"{name} has a correlation of {correlation:.4f} and differs by {difference.mean():.1e} on average and "
+            f"{difference.max():.1e} at most"
         )
-    return (
-        f"on {len(images):,} other images, probabilities have a correlation of {correlation:.4f} and differ by "
-        f"{difference.mean():.1e} on average and {difference.max():.1e} at most"
-    )
+    return f"on {len(images):,} other images, {', '.join(texts)}"
 
 
 def loader(target: ExportTarget) -> str:
@@ -205,15 +239,18 @@ def loader(target: ExportTarget) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ description
-def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
-    """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config."""
+def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, Any]:
+    """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config.
+
+    Raises UserError if the model lacks one of `outputs`.
+    """
     run, size = predictor.run, predictor.run.preprocess.image_size
     config = portable(run.config)
     return {
         "format": kind,
         "made_with": {"mlmoe_jax": __version__, "jax": jax.__version__},
         "input": {"name": "image", "type": "uint8", "shape": ["B", size, size, 3], "channels": "RGB"},
-        "output": {"name": "probability", "type": "float32", "shape": ["B", len(predictor.names)]},
+        "outputs": _describe_outputs(run, outputs),
         "labels": list(predictor.names),
         "thresholds": predictor.thresholds.tolist(),
         "calibrated_on": run.scores.calibration.fitted_on or None,
@@ -228,6 +265,17 @@ def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
     }
 
 
+def _describe_outputs(run: Run, outputs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return type and shape of each output by name, and of a map also its kind and the pixels from cell to cell."""
+    values = jax.eval_shape(program_of(run, outputs), run.definition.shapes(), image_shape(run))
+    described = {name: {"type": "float32", "shape": ["B", *values[name].shape[1:]]} for name in outputs}
+    if MAP in outputs:
+        attends = head_class(run.config).attention is not Head.attention
+        kind = "attention" if attends else "activation"
+        described[MAP] |= {"kind": kind, "pixels_per_cell": backbone_shape(run.config).patch}
+    return described
+
+
 def describe_images(config: ConfigDict) -> dict[str, Any]:
     """Return the values of `config.data` that say how an image file becomes the input of the model."""
     names = [key.removeprefix("data.") for key in keys_read("image") if KEYS[key].on_resume != "free"]
@@ -237,11 +285,12 @@ def describe_images(config: ConfigDict) -> dict[str, Any]:
 def readme(description: dict[str, Any], target: ExportTarget) -> str:
     """Return the text of README.md for an exported folder."""
     model = description["model"]
+    shapes = [f"`{name}`, float32 [{','.join(map(str, one['shape']))}]" for name, one in description["outputs"].items()]
     return _README.format(
         name=f"Head `{model['head']['kind']}` on the backbone `{model['backbone']['name']}`",
         version=description["made_with"]["mlmoe_jax"],
         size=description["preprocess"]["image_size"],
-        labels=len(description["labels"]),
+        outputs=" and ".join(shapes),
         files="\n".join(f"| `{name}` | {text} |" for name, text in target.files.items()),
         install=target.install,
     )

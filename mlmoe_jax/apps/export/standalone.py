@@ -6,6 +6,7 @@
     model = Model()
     scores = model(images)         # images u8[B,H,W,3], RGB at the model's size -> probabilities f32[B,K]
     scores = model([model.read("photo.jpg")])
+    outputs = model.outputs(images)    # all outputs of the program by name, as in `model.description["outputs"]`
     model.labels, model.thresholds
 
 README.md lists the required packages.
@@ -43,10 +44,25 @@ class Model:
 
     def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
         """Return the probabilities f32[B,K] of images u8[B,H,W,3] in RGB, with the image size of the model."""
+        return self.outputs(images)["probability"]
+
+    def outputs(self, images: np.ndarray | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Return all outputs of the program by name, for images as in `__call__`."""
         images, size = np.asarray(images), self.description["preprocess"]["image_size"]
         if images.dtype != np.uint8 or images.shape[1:] != (size, size, 3):
             raise ValueError(f"images should be uint8 [B,{size},{size},3], not {images.dtype} {list(images.shape)}")
         return self._run(images)
+
+    def map_box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Return (left, top, right, bottom) of the output `map` in pixels of an upright image of `width` × `height`.
+
+        Parts of the box may be outside the image, in its border.
+        """
+        described = self.description["outputs"]["map"]
+        scaled, start = _place((width, height), self.description["preprocess"])
+        factor = np.array([width, height]) / scaled
+        begin, sides = factor * start, np.array(described["shape"][:1:-1]) * described["pixels_per_cell"]
+        return tuple(np.rint([*begin, *(begin + factor * sides)]).astype(int).tolist())
 
     def read(self, path: str | Path) -> np.ndarray:
         """Read and resize an image file as in training; return u8[H,W,3] with the image size of the model.
@@ -56,8 +72,7 @@ class Model:
         from PIL import Image, ImageOps
 
         how = self.description["preprocess"]
-        size = how["image_size"]
-        short = round(size / how["crop_fraction"]) if how["resize"] == "crop" else size
+        short = _short_side(how)
         with Image.open(path) as file:
             if how["reduced_decoding"]:
                 file.draft(None, (short, short))
@@ -66,31 +81,41 @@ class Model:
             raise ValueError(f"{path} should have 8 bits per channel")
         if image.has_transparency_data:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        image = image.convert("RGB")
-        if how["resize"] == "square":
-            return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
-        if how["resize"] == "pad":
-            return _resize_and_pad(image, size, how["fill"])
-        return _resize_and_crop(image, short, size, clip=how["resize"] == "clip")
+        return _resize(image.convert("RGB"), how)
 
 
-def _resize_and_pad(image: Any, size: int, fill: Sequence[float]) -> np.ndarray:
-    """Resize an image so that its long side has `size` pixels, add a border, and return u8[size,size,3]."""
+def _short_side(how: dict[str, Any]) -> int:
+    """Return the short side of a resized image before the crop, for the dict `preprocess` of model.json."""
+    return round(how["image_size"] / how["crop_fraction"]) if how["resize"] == "crop" else how["image_size"]
+
+
+def _place(sides: tuple[int, int], how: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the sides of a resized image, and where the model's input begins in it, for an image of `sides`.
+
+    Both are (x, y) in pixels. The beginning is negative if the input has a border.
+    """
+    size, short = how["image_size"], _short_side(how)
+    if how["resize"] == "square":
+        return (size, size), (0, 0)
+    if how["resize"] == "pad":
+        across, down = (max(1, round(size * side / max(sides))) for side in sides)
+        return (across, down), (-((size - across) // 2), -((size - down) // 2))
+    whole = math.floor if how["resize"] == "clip" else round
+    across, down = (short * side // min(sides) for side in sides)
+    return (across, down), (whole((across - size) / 2), whole((down - size) / 2))
+
+
+def _resize(image: Any, how: dict[str, Any]) -> np.ndarray:
+    """Resize an RGB image of Pillow to the model's input u8[size,size,3]."""
     from PIL import Image
 
-    scaled = tuple(max(1, round(size * side / max(image.size))) for side in image.size)
-    padded = Image.new("RGB", (size, size), tuple(round(255 * value) for value in fill))
-    padded.paste(image.resize(scaled, Image.Resampling.BILINEAR), tuple((size - side) // 2 for side in scaled))
-    return np.asarray(padded)
-
-
-def _resize_and_crop(image: Any, short: int, size: int, *, clip: bool) -> np.ndarray:
-    """Resize an image so that its short side has `short` pixels, crop the center square, and return u8[size,size,3]."""
-    from PIL import Image
-
-    resample, whole = (Image.Resampling.BICUBIC, math.floor) if clip else (Image.Resampling.BILINEAR, round)
-    scaled = tuple(short * side // min(image.size) for side in image.size)
-    x, y = (whole((side - size) / 2) for side in scaled)
+    size = how["image_size"]
+    scaled, (x, y) = _place(image.size, how)
+    resample = Image.Resampling.BICUBIC if how["resize"] == "clip" else Image.Resampling.BILINEAR
+    if how["resize"] == "pad":
+        padded = Image.new("RGB", (size, size), tuple(round(255 * value) for value in how["fill"]))
+        padded.paste(image.resize(scaled, resample), (-x, -y))
+        return np.asarray(padded)
     if max(scaled) <= ELONGATED * size:
         return np.asarray(image.resize(scaled, resample))[y : y + size, x : x + size]
     # As in training, only the center is resized.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.restore import Run
 
 ALWAYS, AUTO = "always", "auto"  # of --include-frozen, beside never
+PROBABILITY, FEATURES, MAP = "probability", "features", "map"  # of --outputs
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Export:
       include_frozen: for the format safetensors: which frozen weights to write, see `export_run`.
       images: u8[H,W,3] each, for `calibrated` formats: images to calibrate the activation ranges, and to compare the
         program with the run. See `quantize.parts`.
+      outputs: the names of the outputs of a program, in their order.
     """
 
     run: Run
@@ -37,6 +39,7 @@ class Export:
     description: Mapping[str, Any]
     include_frozen: str
     images: Sequence[np.ndarray] = ()
+    outputs: Sequence[str] = (PROBABILITY,)
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ class ExportTarget:
 
     Attributes:
       write: function that writes the files of an export, and returns a few words for the line that `export_run` prints.
-      load: function that loads an exported program: folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). The
-        source of `load` is copied into load.py of the folder, so `load` imports all modules that it needs. None for a
-        format without a program, which only stores tensors.
+      load: function that loads an exported program: folder -> (images u8[B,H,W,3] -> {name: output}). The source of
+        `load` is copied into load.py of the folder, so `load` imports all modules that it needs. None for a format
+        without a program, which only stores tensors.
       files: file name -> its description in the README of the folder.
       install: the command in the README that installs the packages for `load`.
       place: function that returns the path of the value of --output. It raises UserError if the path cannot be written
@@ -57,7 +60,7 @@ class ExportTarget:
     """
 
     write: Callable[[Export], str]
-    load: Callable[[Path], Callable[[np.ndarray], np.ndarray]] | None = None
+    load: Callable[[Path], Callable[[np.ndarray], dict[str, np.ndarray]]] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     install: str = ""
     place: Callable[[str], Path] | None = None

@@ -105,7 +105,7 @@ class Labeler:
         batch = shard_batch({"image": stacked, "mask": mask, "id": np.arange(size, dtype=np.int32)}, self._run.mesh)
         output = self._steps[kind](self._run.values, self._run.frozen, batch)
         batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
-        batch = jax.device_get(replace(batch, terms={}, penalties={}))
+        batch = jax.device_get(replace(batch, terms={}, penalties={}, features=None, map=None))
         return [_image_output(batch, row) for row in range(len(images))]
 
 

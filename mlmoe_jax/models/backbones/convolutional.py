@@ -63,7 +63,7 @@ class ConvolutionalBackbone(nnx.Module):
         """Encode images; see contracts.Backbone for the arguments.
 
         The feature `patches` has the cells of the last map. The features `cls` and `mean` are both the mean of the last
-        map, in float32 for every type of the map. There is no attention, so `return_attention` has no effect. Raises
+        map, in float32 for every type of the map. `return_attention` adds no attention, only `Features.cells`. Raises
         ValueError if `prompts` is not None, or if `read` is empty or has a feature other than these three.
         """
         if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
@@ -71,12 +71,11 @@ class ConvolutionalBackbone(nnx.Module):
             raise ValueError(f"a convolutional backbone has cls, patches and mean; {problem}")
         last_map = self.last_map(image)
         batch, rows, columns, width = last_map.shape
-        parts = {}
-        for name in (CLS, MEAN):
-            if name in read:
-                parts[name] = last_map.mean((1, 2), dtype=jnp.float32)
-        if PATCHES in read:
+        parts = {name: last_map.mean((1, 2), dtype=jnp.float32) for name in (CLS, MEAN) if name in read}
+        if PATCHES in read or return_attention:
             parts[PATCHES] = last_map.reshape(batch, -1, width)
         if norm and self.norm is not None:
             parts = {name: self.norm(part) for name, part in parts.items()}
-        return Features(parts.get(CLS), None, parts.get(PATCHES), (rows, columns), mean=parts.get(MEAN))
+        cells = dict.fromkeys(read, parts[PATCHES]) if return_attention else {}
+        patches = parts[PATCHES] if PATCHES in read else None
+        return Features(parts.get(CLS), None, patches, (rows, columns), cells=cells, mean=parts.get(MEAN))

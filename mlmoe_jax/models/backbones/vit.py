@@ -240,18 +240,15 @@ class ViT(nnx.Module):
         if spare:
             tokens = jnp.pad(tokens, ((0, 0), (0, spare), (0, 0)))
         inputs = _BlockInputs(prompts, self.rotary(grid), deltas, spare)
-        parts = self._run_first_blocks(tokens, inputs)
-        attention = self._attend_to_patches(parts, read, inputs) if return_attention else {}
-        parts = self._run_last_block(parts, read, inputs)
+        entered = self._run_first_blocks(tokens, inputs)
+        parts = self._run_last_block(entered, read, inputs)
         normed = {name: call_layer(self.norm, part, "norm", deltas) for name, part in parts.items()}
-        pools = self.pool is not None and CLS in read
-        if pools and return_attention:
-            attention[CLS] = self.pool.weights(normed[PATCHES])
         values = {name: part for name, part in (normed if norm else parts).items() if name in read}
-        cls = self.pool(normed[PATCHES]) if pools else None
+        cls = self.pool(normed[PATCHES]) if self.pool is not None and CLS in read else None
         if CLS in values:
             cls = values[CLS][:, 0]
-        return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
+        features = Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, mean=values.get(MEAN))
+        return self._explain(features, entered, normed, read, inputs) if return_attention else features
 
     def _missing_tokens(self, count: int, prompts: Prompts) -> int:
         """Return the number of tokens that `dispatch.missing_tokens` asks for in addition to `count` image tokens."""
@@ -304,6 +301,34 @@ class ViT(nnx.Module):
         outputs = (jax.checkpoint(run) if self.remat else run)(sequence.tokens(), sequence.context())
         ends = np.cumsum([parts[name].shape[1] for name in queries])[:-1]
         return dict(zip(queries, jnp.split(outputs, ends, axis=1), strict=True))
+
+    def _explain(
+        self,
+        features: Features,
+        entered: dict[str, jax.Array],
+        normed: dict[str, jax.Array],
+        read: Collection[str],
+        inputs: _BlockInputs,
+    ) -> Features:
+        """Return features with `attention` and `cells`, from the parts before the last block and after the norm."""
+        attention = self._attend_to_patches(entered, read, inputs)
+        cells = {name: normed[PATCHES] for name in (MEAN, PATCHES) if name in read}
+        if CLS in read and self.pool is None:
+            cells[CLS] = self._class_tokens(entered, inputs)
+        elif CLS in read:
+            patches = normed[PATCHES]
+            attention[CLS] = self.pool.weights(patches)
+            cells[CLS] = self.pool(patches.reshape(-1, 1, patches.shape[2])).reshape(patches.shape)
+        return dataclasses.replace(features, attention=attention, cells=cells)
+
+    def _class_tokens(self, entered: dict[str, jax.Array], inputs: _BlockInputs) -> jax.Array:
+        """Return f32[B,N,D]: for each patch, the class token if it attends to this patch alone in the last block."""
+        last, patches = self.shape.depth - 1, entered[PATCHES]
+        count = patches.shape[1]
+        tokens = jnp.broadcast_to(entered[CLS], patches.shape)
+        mask = np.eye(count, 2 * count, k=count, dtype=bool)
+        outputs = self.blocks[last](tokens, [patches], mask=mask, deltas=block_deltas(inputs.deltas, last))
+        return call_layer(self.norm, outputs, "norm", inputs.deltas)
 
     def _attend_to_patches(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs

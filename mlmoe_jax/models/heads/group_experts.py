@@ -21,7 +21,7 @@ from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
+from mlmoe_jax.models.outputs import LABELS, PROMPTS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
@@ -99,6 +99,7 @@ class _GroupHead(Head):
         self.combine = combine
         self.sides = tuple(group_of)
         self.labels = len(next(iter(group_of.values())))
+        self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -119,6 +120,20 @@ class _GroupHead(Head):
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """Return the prompts of each side, {side: f32[B,M,G,D]}, for `tokens` f32[B,P,D]."""
         return split_sides(tokens, self.sides, self.per_group, self.groups)
+
+    def attention(self, features: Features) -> dict[str, jax.Array]:
+        """Return {`labels`: f32[B,K,N]}, the attention of the prompts of a label's groups, weighted by the gates.
+
+        Without gates, the prompts of a group have equal weights. It is the mean over the sides.
+        """
+        gates, maps, sides = self(features).gates, self._by_side(features.attention[PROMPTS]), []
+        equal = jnp.full((1, self.labels, self.per_group), 1 / self.per_group)
+        for name, group_of in self.group_of:
+            members = np.eye(self.groups, dtype=np.float32)[list(group_of)][:, None]
+            weights = gates.get(name, equal)[..., None] * members  # [B,K,M,G]
+            weights = weights.reshape(*weights.shape[:2], -1)
+            sides.append(weights @ maps[name].reshape(maps[name].shape[0], weights.shape[2], -1))
+        return {LABELS: sum(sides) / len(sides)}
 
 
 class GroupExpertsHead(_GroupHead):
@@ -219,7 +234,6 @@ class GroupLinearHead(_GroupHead):
 
     def __init__(self, width: int, group_of: Mapping[str, Sequence[int]], *, rngs: nnx.Rngs, **settings: Any):
         super().__init__(group_of, **settings)
-        self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co = classifiers.get("co")
         self.dc = classifiers.get("dc")

@@ -22,8 +22,8 @@ from safetensors.numpy import load_file, safe_open
 from mlmoe_jax import load_config
 from mlmoe_jax.apps.export import run as export
 from mlmoe_jax.apps.export import standalone
-from mlmoe_jax.apps.export.program import image_shape, program_of, require_equal, scores_of
-from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
+from mlmoe_jax.apps.export.program import image_shape, outputs_of, program_of, require_equal
+from mlmoe_jax.apps.export.targets import ALWAYS, PROBABILITY, TARGETS, Export
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree
@@ -92,7 +92,7 @@ def test_a_program_gives_the_scores_of_the_predictor_without_our_code(made, tmp_
     for name, scores in expected.items():
         np.testing.assert_allclose(found[name], scores, atol=1e-6, rtol=0, err_msg=name)
         assert found[name].dtype == np.float32
-    np.testing.assert_allclose(scores_of(predictor.run, pixels), labeled, atol=1e-6)
+    np.testing.assert_allclose(outputs_of(predictor.run, pixels)[PROBABILITY], labeled, atol=1e-6)
     assert np.ptp(found["5"], axis=0).min() > 1e-3, "the scores depend on the image"
 
 
@@ -104,12 +104,12 @@ def test_a_program_gives_scores_that_agree_with_a_tree(form, small_backbones, tm
     tree, run = LabelTree(((0, 1), (2, 1), (3, 2), (3, 4)), ((0, 2), (4, 5))), random_run("linear_probe", **ON_VIT)
     pixels = noise(16, 32)
     corrected = replace(run, scores=Scores(Calibration(scale=np.linspace(1, 2, 6), offset=np.full(6, 0.1))))
-    before = scores_of(corrected, pixels)
+    before = outputs_of(corrected, pixels)[PROBABILITY]
     consistency = Consistency.of(tree, np.median(before, axis=0), 6)
     job = Export(replace(corrected, scores=replace(corrected.scores, consistency=consistency)), tmp_path, {}, ALWAYS)
     TARGETS[form].write(job)
-    scores = TARGETS[form].load(tmp_path)(pixels)
-    np.testing.assert_allclose(scores, scores_of(job.run, pixels), atol=1e-6)
+    scores = TARGETS[form].load(tmp_path)(pixels)[PROBABILITY]
+    np.testing.assert_allclose(scores, outputs_of(job.run, pixels)[PROBABILITY], atol=1e-6)
     assert violations(tree, before, consistency.limits) > violations(tree, scores, consistency.limits) == 0
 
 
@@ -224,7 +224,7 @@ def test_a_merged_program_gives_the_scores_of_the_run(folders, tmp_path, capsys)
     assert np.ptp(scores, axis=0).max() > 1e-4, "the scores depend on the image"
     described = json.loads((tmp_path / "out" / "model.json").read_text())["model"]
     assert (described["adapters"], described["backbone"]["weights"]) == ({}, "none")
-    assert "adapters merged, largest difference of a probability " in capsys.readouterr().err
+    assert "adapters merged, largest difference of probability " in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ METHODS = {path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"pret
 def test_every_method_and_family_takes_any_number_of_images(method, changes, small_backbones):
     run = random_run(method, abstract_parts, **changes)
     returned = jax.eval_shape(program_of(run), {**run.values, **run.frozen}, image_shape(run))
-    assert str(returned.shape) == "(B, 6)"
+    assert str(returned[PROBABILITY].shape) == "(B, 6)"
 
 
 # -------------------------------------------------------------------------------------------------------------- ONNX
@@ -307,7 +307,7 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
         apart = [session.run(None, {"image": images[rows]})[0] for rows in (slice(0, 1), slice(1, None))]
         together = session.run(None, {"image": images})[0]
         np.testing.assert_allclose(np.concatenate(apart), together, atol=1e-5)
-        return together
+        return {PROBABILITY: together}
 
     assert float(require_equal(run, label).split()[-1]) < 1e-4
     count = operations(tmp_path)

@@ -81,7 +81,7 @@ def test_a_layer_has_the_numbers_of_float32_in_fewer_bits(kind, kept, error, lib
     target = TARGETS[kind]
     target.write(Export(None, tmp_path, {}, ALWAYS, noise(50, 2)))
     pixels = noise(20, 2)
-    expected, scores = pixels.reshape(20, 12) @ WEIGHTS, target.load(tmp_path)(pixels)
+    expected, scores = pixels.reshape(20, 12) @ WEIGHTS, target.load(tmp_path)(pixels)["probability"]
     assert (np.abs(logit(scores) - expected).max(axis=0) < error * np.ptp(expected, axis=0)).all()
     assert scores.dtype == np.float32
     assert len(np.unique(scores)) == scores.size, "probabilities are not rounded"
@@ -104,7 +104,7 @@ def test_a_run_is_exported_as_integers(folders, images, library, tmp_path):
     out = tmp_path / "int8"
     printed = export_run(folders["no data"], str(out), "onnx_int8", images=[images], count=20).text()
     assert "raw weights of step 20 as onnx_int8; integers of 8 bits, from 16 images; " in printed
-    similar = "; 0.0 MB, on 4 other images, probabilities have a correlation of (0.99|1.00)\\d\\d and differ"
+    similar = "; 0.0 MB, on 4 other images, probability has a correlation of (0.99|1.00)\\d\\d and differs"
     assert re.search(similar, printed)
     assert {path.name for path in out.iterdir()} == {"model.onnx", "model.json", "load.py", "README.md"}
     assert operations(out)["DequantizeLinear"] > 0

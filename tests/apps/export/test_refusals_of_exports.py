@@ -20,7 +20,7 @@ from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 
 def drawn(folder: Path):
     """A program of random probabilities."""
-    return lambda images: np.random.default_rng(0).random((len(images), 3), np.float32)
+    return lambda images: {"probability": np.random.default_rng(0).random((len(images), 3), np.float32)}
 
 
 INTEGERS = replace(quantize.INT8, write=lambda job: "", load=drawn, place=Path)
@@ -76,8 +76,22 @@ REFUSALS = [
     ),
     refused(
         "a program that differs",
-        "differs from the run by nan",
-        make=patching(program, "scores_of", lambda *given: np.nan),
+        "probability of the program differs from the run by nan",
+        make=patching(program, "outputs_of", lambda *given: {"probability": np.nan}),
+    ),
+    # outputs
+    refused(
+        "an unknown output",
+        "--outputs=probability,saliency should be probability, or more names of probability,features,map, each once",
+        outputs="probability,saliency",
+    ),
+    refused("no probability", "--outputs=map should be", outputs="map"),
+    refused("an output twice", "--outputs=probability,map,map should be", outputs="probability,map,map"),
+    refused(
+        "outputs of tensors",
+        "--format=safetensors does not take --outputs here; leave it out",
+        kind="safetensors",
+        outputs="probability,features",
     ),
     # adapters
     refused("no adapters to merge", "the run has no adapters to merge; leave --merge out", merge=True),

@@ -27,7 +27,7 @@ DESCRIPTION = {
 
 def shares(folder):
     """A program whose probabilities are the means of the channels."""
-    return lambda images: (images.mean(axis=(1, 2)) / 255).astype(np.float32)
+    return lambda images: {"probability": (images.mean(axis=(1, 2)) / 255).astype(np.float32)}
 
 
 @pytest.fixture
