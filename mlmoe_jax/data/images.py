@@ -233,7 +233,10 @@ class EncodedImages(Images):
     may_have_frames = True
 
     def has_frames(self, row: int) -> bool:
-        return has_frames(self.encoded(row))
+        try:
+            return has_frames(self.encoded(row))
+        except BadImage:
+            return False
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
