@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlmoe_jax.data.containers.columns import find_image_column
-from mlmoe_jax.data.containers.reach import open_source
+from mlmoe_jax.data.containers.reach import open_source, version_of
 from mlmoe_jax.data.containers.stored import StoredImages, cache_batches
 from mlmoe_jax.data.decoding import BadImage, read_file
 from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, find_file
@@ -67,7 +67,7 @@ class ParquetImages(StoredImages):
         """Return image `position` of a group."""
         file, group, first = self.groups[part].tolist()
         name = self.names[file]
-        copy = _open_copy(f"{self.folder}/{name}", self.columns[file], group)
+        copy = _open_copy(f"{self.folder}/{name}", self.versions[file], self.columns[file], group)
         cell = copy.get_batch(position // ROWS_AT_ONCE).column(0)[position % ROWS_AT_ONCE].as_py()
         if isinstance(cell, dict):  # as the datasets library stores images
             cell = cell["path"] if cell["bytes"] is None else cell["bytes"]
@@ -88,16 +88,17 @@ def open_parquet(folder: str, names: Sequence[str], title: str, column: str = ""
 
     `column` is the column of images, see `find_image_column`. Raises UserError if a file is damaged or has none.
     """
-    columns, sizes, groups = [], [], []
+    versions, columns, sizes, groups = [], [], [], []
     for number, name in enumerate(names):
         path = f"{folder}/{name}"
+        versions.append(version_of(path))
         with open_file(path) as file:
             columns.append(find_image_column(file.schema_arrow, column, path))
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         sizes += counts
         groups += [(number, group, first) for group, first in enumerate(np.cumsum([0, *counts[:-1]])) if counts]
     ends, places = np.cumsum(sizes, dtype=np.int64), np.array(groups, np.int64).reshape(-1, 3)
-    return ParquetImages(folder, names, title, ends, columns, places)
+    return ParquetImages(folder, names, title, versions, ends, columns, places)
 
 
 @contextlib.contextmanager
@@ -114,12 +115,13 @@ def open_file(path: str) -> Iterator[ParquetFile]:
 
 # --------------------------------------------------------------------------------------------------------------- copies
 @functools.lru_cache(OPEN_COPIES)
-def _open_copy(path: str, column: str, group: int) -> pa.RecordBatchFileReader:
+def _open_copy(path: str, version: str, column: str, group: int) -> pa.RecordBatchFileReader:
     """Return the copy of a column of a group, which is made if it is not in the cache folder."""
     import pyarrow as pa
 
     read = functools.partial(_read_group, path, column, group)
-    return pa.ipc.open_file(pa.memory_map(cache_batches(path, KIND, f"{column} {ROWS_AT_ONCE}", f"-{group}", read)))
+    copy = cache_batches(path, version, KIND, f"{column} {ROWS_AT_ONCE}", f"-{group}", read)
+    return pa.ipc.open_file(pa.memory_map(copy))
 
 
 def _read_group(path: str, column: str, group: int) -> Iterator[pa.RecordBatch]:
