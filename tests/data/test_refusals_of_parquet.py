@@ -149,6 +149,12 @@ REFUSALS = [
         "it has no path of an image",
     ),
     use(
+        "images as text",
+        {"image": ["iVBOR" * 1000], "labels": [["a"]]},
+        "{at}/train.parquet#0",
+        "its path has 5,000 characters; store images as bytes",
+    ),
+    use(
         "a group that is no name",
         {**COLUMNS, "g": [[1], [2], [3]]},
         "#0",
