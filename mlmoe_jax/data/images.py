@@ -244,6 +244,12 @@ class EncodedImages(Images):
     def digest(self, row: int) -> str:
         return hashlib.sha256(self.encoded(row)).hexdigest()
 
+    def stamp(self, row: int) -> str:
+        try:
+            return self.digest(row)
+        except BadImage:
+            return "missing"
+
 
 @dataclass(eq=False)
 class ImageFiles(EncodedImages):
