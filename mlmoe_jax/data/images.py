@@ -295,12 +295,16 @@ class ImageFiles(EncodedImages):
         return np.array([row for row in absent if not os.path.lexists(find_file(self.name(row)))], np.int64)
 
     def stamp(self, row: int) -> str:
-        name = self.name(row)
-        try:
-            if "://" in name:
-                remote = epath.Path(name).stat()
-                return f"{remote.length} {remote.mtime}"
-            local = os.stat(find_file(name))
-        except OSError:
-            return "missing"
-        return f"{local.st_size} {local.st_mtime_ns}"
+        return stamp_file(self.name(row))
+
+
+def stamp_file(path: str) -> str:
+    """Return `stamp` of an image that is stored as a file, which is not read."""
+    try:
+        if "://" in path:
+            remote = epath.Path(path).stat()
+            return f"{remote.length} {remote.mtime}"
+        local = os.stat(find_file(path))
+    except OSError:
+        return "missing"
+    return f"{local.st_size} {local.st_mtime_ns}"

@@ -314,7 +314,8 @@ def test_images_that_cannot_be_read_are_rows_of_the_account(tmp_path):
     assert "gone.png" in problems[2]
     assert problems[3:] == [f"{path}#3 has no image", f"{path}#4 has no image"]
     assert split.images.frames_note() == []
-    assert [split.images.stamp(row) for row in range(2, 5)] == ["missing"] * 3
+    assert split.images.stamp(2) == "missing"
+    assert len({split.images.stamp(row) for row in range(5)}) == 5
 
 
 def test_the_label_columns_may_be_called_like_parts_of_others(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -46,10 +47,15 @@ class StoredImages(EncodedImages):
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def encoded(self, row: int) -> bytes:
-        part, position = self.locate(row)
+        with self.reading(row):
+            return self.read_stored(*self.locate(row))
+
+    @contextlib.contextmanager
+    def reading(self, row: int) -> Iterator[None]:
+        """Convert errors in the block to a BadImage with the name of image `row`, unless it is not their cause."""
         try:
-            return self.read_stored(part, position)
-        except (BadImage, ChangedFile, DiskError):  # of the last two, the image is not the cause
+            yield
+        except (BadImage, ChangedFile, DiskError):
             raise
         except (OSError, UserError) as error:
             raise BadImage(f"cannot read {self.name(row)} as an image: {reason_of(error)}") from error

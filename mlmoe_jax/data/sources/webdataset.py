@@ -85,19 +85,20 @@ def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
     for name, content in example:
         if content is None:
             continue
-        field = _field(name).lower()
         with damage_explained(f"{given.path}#{name}"):
-            text = content.decode("utf-8-sig").strip()
-            if field.endswith("json"):
-                found = dict(json.loads(text))
-            elif field.endswith("cls"):
-                found = {field: int(text) if re.fullmatch(r"-?\d+", text) else text}
-            else:
-                found = {field: split_tags(text)}
+            found = _parse_text(_field(name).lower(), content.decode("utf-8-sig").strip())
         for key, cell in found.items():
             if record.setdefault(key, cell) != cell:
                 raise UserError(f"{given.path}#{name} has another value of '{key}' than another member; correct one")
     return record
+
+
+def _parse_text(field: str, text: str) -> dict[str, Any]:
+    if field.endswith("json"):
+        return dict(json.loads(text))
+    if field.endswith("cls"):
+        return {field: int(text) if re.fullmatch(r"-?\d+", text) else text}
+    return {field: split_tags(text)}
 
 
 _CONTAINER = Container(

@@ -79,6 +79,33 @@ def test_a_file_that_changes_while_it_is_open_is_refused(folder):
     assert (images.encoded(1), images.encoded(299)) == (encode(1), encode(299))
 
 
+def test_the_version_of_an_image_is_known_without_reading_it(folder, cache):
+    before = [*map(open_all(folder).stamp, range(300))]
+    assert len({*before}) == 300
+    assert not cache.exists()
+    pq.write_table(pa.table({"image": [encode(7)] * 150}), folder / "train-1.parquet")
+    after = [*map(open_all(folder).stamp, range(300))]
+    assert after[:150] == before[:150]
+    assert not {*after} & {*before[150:]}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "gone"]),
+        pa.array([{"path": "a"}, {"path": "gone"}], pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    ],
+)
+def test_the_version_of_an_image_at_a_path_is_that_of_its_file(folder, column):
+    (folder / "a").write_bytes(encode(1))
+    pq.write_table(pa.table({"image": column}), folder / "train-2.parquet")
+    images = open_all(folder / "train-2.parquet")
+    before = images.stamp(0)
+    os.utime(folder / "a", (1, 1))
+    assert images.stamp(0) != before
+    assert images.stamp(1) == "missing"
+
+
 def test_a_further_link_to_a_file_does_not_change_it(folder, cache):
     """Backups make such links while a program runs."""
     images = open_all(folder)

@@ -86,10 +86,11 @@ def test_a_worker_receives_few_bytes_and_does_not_index(folder, monkeypatch):
     assert pickle.loads(sent).encoded(299) == png(299)
 
 
-def test_the_version_of_an_image_changes_with_its_shard(folder):
+def test_the_version_of_an_image_changes_with_its_shard(folder, monkeypatch):
     before = open_all(folder)
     write_tar(folder / "train-001.tar", [("000.png", png(7))] * 1)
     after = open_all(folder)
+    monkeypatch.setattr(tar, "read_range", None)
     assert before.stamp(0) == after.stamp(0)
     assert before.stamp(100) != after.stamp(100)
 
