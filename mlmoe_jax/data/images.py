@@ -233,13 +233,22 @@ class EncodedImages(Images):
     may_have_frames = True
 
     def has_frames(self, row: int) -> bool:
-        return has_frames(self.encoded(row))
+        try:
+            return has_frames(self.encoded(row))
+        except BadImage:
+            return False
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)
 
     def digest(self, row: int) -> str:
         return hashlib.sha256(self.encoded(row)).hexdigest()
+
+    def stamp(self, row: int) -> str:
+        try:
+            return self.digest(row)
+        except BadImage:
+            return "missing"
 
 
 @dataclass(eq=False)
@@ -286,12 +295,16 @@ class ImageFiles(EncodedImages):
         return np.array([row for row in absent if not os.path.lexists(find_file(self.name(row)))], np.int64)
 
     def stamp(self, row: int) -> str:
-        name = self.name(row)
-        try:
-            if "://" in name:
-                remote = epath.Path(name).stat()
-                return f"{remote.length} {remote.mtime}"
-            local = os.stat(find_file(name))
-        except OSError:
-            return "missing"
-        return f"{local.st_size} {local.st_mtime_ns}"
+        return stamp_file(self.name(row))
+
+
+def stamp_file(path: str) -> str:
+    """Return `stamp` of an image that is stored as a file, which is not read."""
+    try:
+        if "://" in path:
+            remote = epath.Path(path).stat()
+            return f"{remote.length} {remote.mtime}"
+        local = os.stat(find_file(path))
+    except OSError:
+        return "missing"
+    return f"{local.st_size} {local.st_mtime_ns}"

@@ -51,6 +51,19 @@ def test_a_table_at_the_root(tmp_path, name, text, found):
     assert {image: sorted(labels) for image, labels in labels_of(opened(tmp_path, val_fraction=0.0)).items()} == NAMES
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metadata.jsonl", lines({"file_name": "b.png", "tags": []}) + JSONL),
+        ("metadata.csv", "file_name,tags\nb.png,\na.png,sea\nsub/c.png,sea;sand\n"),
+    ],
+)
+def test_the_first_image_may_have_no_label(tmp_path, name, text):
+    write(tmp_path, name, text, ("a.png", "b.png", "sub/c.png"))
+    found = labels_of(opened(tmp_path, val_fraction=0.0))
+    assert {image: sorted(labels) for image, labels in found.items()} == {**NAMES, "b.png": []}
+
+
 @pytest.mark.parametrize("above", ["", "data/"])
 def test_a_table_per_folder_of_a_split(tmp_path, above):
     """texturedesign/td02_urban-surface-textures: train/metadata.jsonl and test/metadata.jsonl."""
@@ -138,7 +151,7 @@ REFUSALS = [
         (
             "clovaai/donut#69: several objects on a line",
             broken('{"file_name": "a.png"} {"file_name": "b.png"}\n', "metadata.jsonl"),
-            "metadata.jsonl is damaged",
+            "metadata.jsonl line 1 is damaged",
         ),
         ("an object that is cut", broken(JSONL[:90], "metadata.jsonl"), "metadata.jsonl line 2"),
         ("a row with too many cells", broken("file_name,labels\na.png,sea,sand\n"), "line 2 has 3 cells"),

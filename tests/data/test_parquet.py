@@ -129,6 +129,18 @@ def test_a_value_per_class_in_a_list(tmp_path, kind):
     np.testing.assert_array_equal(of(tmp_path, classes="names.txt").labels, [[0, 1, 1], [1, 0, 0]])
 
 
+@pytest.mark.parametrize("classes", ["x\ny\n", "x\n"])
+def test_values_or_numbers_of_one_or_two_classes(tmp_path, refusal, classes):
+    """Numbers would make every image positive, and values would too."""
+    count = classes.count("\n")
+    write(tmp_path / "a.parquet", {"image": images(1), "labels": [list(range(count))]})
+    (tmp_path / "names.txt").write_text(classes)
+    assert "a.parquet#0, with the labels" in (said := refusal(of, tmp_path, classes="names.txt"))
+    assert "they may be numbers of classes, or a 1 or 0 for each" in said
+    write(tmp_path / "a.parquet", {"image": images(1), "labels": [classes.split()]})
+    assert of(tmp_path, classes="names.txt").labels[:].tolist() == [[1] * count]
+
+
 @pytest.mark.parametrize("values", [[1, 0, None], [1.0, 0.0, math.nan], [True, False, None]])
 def test_columns_per_class(tmp_path, values):
     columns = {"image": images(3), "Pleural Effusion": values, "St. Bernard": values[::-1]}
@@ -187,6 +199,15 @@ def test_a_column_of_splits(tmp_path):
         "test": ["all.parquet#2"],
     }
     assert splits["val"].images.encoded(0) == png(1)
+
+
+def test_a_column_of_splits_beside_names_of_splits_is_noted(tmp_path):
+    """`Dataset.push_to_hub` of the datasets library calls one table train, whatever its column says."""
+    columns = {"image": images(2), "labels": [["a"], ["b"]], "split": ["train", "test"]}
+    write(tmp_path / "train-00000-of-00001.parquet", columns)
+    split = of(tmp_path)
+    assert len(split) == 2
+    assert "has a column 'split', which is ignored" in "\n".join(unused_input(split.usage))
 
 
 def test_files_without_split_names_are_the_training_split(tmp_path):

@@ -149,6 +149,12 @@ REFUSALS = [
         "it has no path of an image",
     ),
     use(
+        "images as text",
+        {"image": ["iVBOR" * 1000], "labels": [["a"]]},
+        "{at}/train.parquet#0",
+        "its path has 5,000 characters; store images as bytes",
+    ),
+    use(
         "a group that is no name",
         {**COLUMNS, "g": [[1], [2], [3]]},
         "#0",
@@ -307,6 +313,9 @@ def test_images_that_cannot_be_read_are_rows_of_the_account(tmp_path):
     assert f"cannot read {path}#1 as an image" in problems[1]
     assert "gone.png" in problems[2]
     assert problems[3:] == [f"{path}#3 has no image", f"{path}#4 has no image"]
+    assert split.images.frames_note() == []
+    assert split.images.stamp(2) == "missing"
+    assert len({split.images.stamp(row) for row in range(5)}) == 5
 
 
 def test_the_label_columns_may_be_called_like_parts_of_others(tmp_path):

@@ -21,7 +21,8 @@ def own_cache(monkeypatch, tmp_path_factory):
 
 def example(stem, suffix="json", label=None, **further):
     """Return the members of an example with an image."""
-    content = json.dumps({"labels": label, **further}) if suffix == "json" else label
+    labels = {} if further and label is None else {"labels": label}
+    content = json.dumps(labels | further) if suffix.lower() == "json" else label
     return [(f"{stem}.png", png()), (f"{stem}.{suffix}", content)]
 
 
@@ -56,6 +57,7 @@ def sentences(split) -> str:
         ("json", [1, 0], {"classes": "names.txt"}),  # in pytorch-image-models, a list of class indices
         ("json", [1, 1, 0], {"classes": "names.txt"}),  # and a multi-hot vector
         ("labels", "sea, sand\n", {}),
+        ("JSON", ["sea", "sand"], {}),
         ("txt", "sea\nsand", {"label_column": "txt"}),
         ("meta.txt", "sea,sand", {"label_column": "meta.txt"}),
     ],
@@ -87,6 +89,14 @@ def test_a_key_per_class(tmp_path):
     split = of(shard(tmp_path, *members))
     assert split.classes == ("sand", "sea")
     assert split.labels[:].tolist() == [[POSITIVE, NEGATIVE], [UNKNOWN, POSITIVE]]
+
+
+def test_the_columns_are_those_of_all_examples(tmp_path):
+    """The first example may have no label, and a class may be rare."""
+    tags = [example(f"{k:03d}", tags=["sea"] if k else []) for k in range(3)]
+    assert labels_of(of(shard(tmp_path / "tags", *tags)))["train.tar#002.png"] == ["sea"]
+    codes = [example(f"{k:03d}", sea=k % 2 == 0, sand=True, **{"rare": True} if k > 150 else {}) for k in range(153)]
+    assert of(shard(tmp_path / "codes", *codes), label_column="").classes == ("rare", "sand", "sea")
 
 
 def test_members_of_an_example_need_not_be_side_by_side(tmp_path):
@@ -232,6 +242,12 @@ REFUSALS = [
             lambda at: write_tar(at / "train.tar", [*example("a", label=["x"]), ("a.png", png(1))]).parent,
             {},
             "an example with several images, a.png and a.png",
+        ),
+        (
+            "two objects that contradict each other",
+            lambda at: shard(at, [*example("a", label=["x"]), ("a.meta.json", '{"labels": ["y"]}')]),
+            {},
+            "train.tar#a.meta.json has another value of 'labels' than another member; correct one",
         ),
         ("nothing labeled", lambda at: shard(at, example("a")), {}, "has no labeled image (1 image without labels)"),
         ("an empty shard", shard, {}, "has no images of split train"),

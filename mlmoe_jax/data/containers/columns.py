@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.data.names import find_name, first_repeated
@@ -113,8 +114,12 @@ def _kind(feature: Any) -> str:
     return feature.get("_type", "") if isinstance(feature, dict) else ""
 
 
-def infer_schema(cells: Mapping[str, Any]) -> pa.Schema:
-    """Return the schema of a file with a row of `cells`. The type of a cell with parts of several types is null."""
+def infer_schema(records: Iterable[Mapping[str, Any]], known: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema of a file with some rows, each column -> cell.
+
+    The first cell of a column that is not empty gives its type, unless `known` has the type. It is null for a cell with
+    parts of several types.
+    """
     import pyarrow as pa  # here, because --help does without it
 
     def infer(cell: Any) -> pa.DataType:
@@ -123,4 +128,8 @@ def infer_schema(cells: Mapping[str, Any]) -> pa.Schema:
         except (pa.ArrowException, OverflowError):
             return pa.null()
 
-    return pa.schema([(name, infer(cell)) for name, cell in cells.items()])
+    cells: dict[str, Any] = {}
+    for name, cell in itertools.chain.from_iterable(map(dict.items, records)):
+        if cells.get(name) in (None, "", [], {}):
+            cells[name] = cell
+    return pa.schema([(name, known[name] if name in known else infer(cell)) for name, cell in cells.items()])

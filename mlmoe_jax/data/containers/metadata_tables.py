@@ -22,7 +22,7 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 def open_metadata(path: str, column: str = "") -> ImageFiles:
     """Return the images that a metadata table lists in a column; "" finds the column. UserError if it is damaged."""
     records = list(read_records(path))
-    key = find_image_column(infer_schema(records[0] if records else {}), column, path)
+    key = find_image_column(infer_schema(records, {}), column, path)
     with damage_explained(path):
         return ImageFiles(os.path.dirname(path) or ".", [os.fspath(record[key]) for record in records])
 
@@ -33,4 +33,8 @@ def read_records(path: PathLike) -> Iterator[dict[str, Any]]:
         if os.fspath(path).endswith(".csv"):
             yield from csv.DictReader(file, restkey="", restval="", skipinitialspace=True)
         else:
-            yield from (dict(json.loads(line)) for line in file if line.strip())
+            for line, text in enumerate(file, 1):
+                if text.strip():
+                    with damage_explained(f"{path} line {line}"):
+                        record = dict(json.loads(text))
+                    yield record

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlmoe_jax.data.containers.columns import find_image_column
-from mlmoe_jax.data.containers.reach import open_source
+from mlmoe_jax.data.containers.columns import TEXT, find_columns, find_image_column
+from mlmoe_jax.data.containers.reach import open_source, version_of
 from mlmoe_jax.data.containers.stored import StoredImages, cache_batches
 from mlmoe_jax.data.decoding import BadImage, read_file
+from mlmoe_jax.data.images import stamp_file
 from mlmoe_jax.runtime.files import MIB, cache_folder, damage_explained, find_file
 
 if TYPE_CHECKING:
@@ -45,10 +46,12 @@ class ParquetImages(StoredImages):
     Attributes:
       columns: the name of the column of images in each file.
       groups: i64[g,3], the file of each group, the number of the group in this file, and of its first row.
+      may_be_paths: bool[g], whether cells of each group may be paths of images.
     """
 
     columns: Sequence[str]
     groups: np.ndarray
+    may_be_paths: np.ndarray
 
     def name(self, row: int) -> str:
         """Return FILE#ROW, where rows of a file count from 0."""
@@ -65,15 +68,33 @@ class ParquetImages(StoredImages):
 
     def read_stored(self, part: int, position: int) -> bytes:
         """Return image `position` of a group."""
-        file, group, first = self.groups[part].tolist()
+        cell = self._read_cell(part, position)
+        if not cell:
+            file, _, first = self.groups[part]
+            raise BadImage(f"{self.title}/{self.names[file]}#{first + position} has no image")
+        return cell if isinstance(cell, bytes) else read_file(cell)
+
+    def stamp(self, row: int) -> str:
+        part, position = self.locate(row)
+        file, _, first = self.groups[part]
+        cell = None
+        if self.may_be_paths[part]:
+            try:
+                with self.reading(row):
+                    cell = self._read_cell(part, position)
+            except BadImage:
+                return "missing"
+        return stamp_file(cell) if isinstance(cell, str) else f"{self.versions[file]} {first + position}"
+
+    def _read_cell(self, part: int, position: int) -> bytes | str | None:
+        """Return image `position` of a group, or its path."""
+        file, group, _ = self.groups[part].tolist()
         name = self.names[file]
-        copy = _open_copy(f"{self.folder}/{name}", self.columns[file], group)
+        copy = _open_copy(f"{self.folder}/{name}", self.versions[file], self.columns[file], group)
         cell = copy.get_batch(position // ROWS_AT_ONCE).column(0)[position % ROWS_AT_ONCE].as_py()
         if isinstance(cell, dict):  # as the datasets library stores images
             cell = cell["path"] if cell["bytes"] is None else cell["bytes"]
-        if not cell:
-            raise BadImage(f"{self.title}/{name}#{first + position} has no image")
-        return cell if isinstance(cell, bytes) else read_file(self._resolve(cell, name))
+        return self._resolve(cell, name) if cell and isinstance(cell, str) else cell
 
     def _resolve(self, path: str, name: str) -> str:
         """Return the path of an image, which is relative to the folder of its Parquet file `name`, or to `folder`."""
@@ -88,16 +109,28 @@ def open_parquet(folder: str, names: Sequence[str], title: str, column: str = ""
 
     `column` is the column of images, see `find_image_column`. Raises UserError if a file is damaged or has none.
     """
-    columns, sizes, groups = [], [], []
+    versions, columns, sizes, groups, may_be_paths = [], [], [], [], []
     for number, name in enumerate(names):
         path = f"{folder}/{name}"
+        versions.append(version_of(path))
         with open_file(path) as file:
             columns.append(find_image_column(file.schema_arrow, column, path))
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            may_be_paths += _find_paths(file, columns[-1])
         sizes += counts
         groups += [(number, group, first) for group, first in enumerate(np.cumsum([0, *counts[:-1]])) if counts]
     ends, places = np.cumsum(sizes, dtype=np.int64), np.array(groups, np.int64).reshape(-1, 3)
-    return ParquetImages(folder, names, title, ends, columns, places)
+    return ParquetImages(folder, names, title, versions, ends, columns, places, np.array(may_be_paths, bool))
+
+
+def _find_paths(file: ParquetFile, column: str) -> list[bool]:
+    """Return which groups may have paths of images in a column, by its type and its numbers of nulls."""
+    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    leaves = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+    if f"{column}.bytes" not in leaves:
+        return [column in find_columns(file.schema_arrow, TEXT) for _ in groups]
+    counts = (group.column(leaves.index(f"{column}.bytes")).statistics for group in groups)
+    return [not (count and count.has_null_count and count.null_count == 0) for count in counts]
 
 
 @contextlib.contextmanager
@@ -114,12 +147,13 @@ def open_file(path: str) -> Iterator[ParquetFile]:
 
 # --------------------------------------------------------------------------------------------------------------- copies
 @functools.lru_cache(OPEN_COPIES)
-def _open_copy(path: str, column: str, group: int) -> pa.RecordBatchFileReader:
+def _open_copy(path: str, version: str, column: str, group: int) -> pa.RecordBatchFileReader:
     """Return the copy of a column of a group, which is made if it is not in the cache folder."""
     import pyarrow as pa
 
     read = functools.partial(_read_group, path, column, group)
-    return pa.ipc.open_file(pa.memory_map(cache_batches(path, KIND, f"{column} {ROWS_AT_ONCE}", f"-{group}", read)))
+    copy = cache_batches(path, version, KIND, f"{column} {ROWS_AT_ONCE}", f"-{group}", read)
+    return pa.ipc.open_file(pa.memory_map(copy))
 
 
 def _read_group(path: str, column: str, group: int) -> Iterator[pa.RecordBatch]:

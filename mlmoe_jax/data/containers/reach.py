@@ -20,7 +20,7 @@ from mlmoe_jax.data.containers.hub_data import fetch, find_commit
 from mlmoe_jax.data.image_search import is_skipped, list_files
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB_DATA, open_regular
+from mlmoe_jax.runtime.files import HUB_DATA, damage_explained, open_regular
 from mlmoe_jax.runtime.hub import Address, parse_data_address
 
 _RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
@@ -125,9 +125,16 @@ def read_range(address: str, start: int, size: int) -> bytes:
 
 
 def version_of(address: str) -> str:
-    """Return a text that identifies a file and its version: it changes if the file changes."""
+    """Return a text that changes if a file changes, but not with its links, owner and mode.
+
+    Raises UserError if it cannot be read.
+    """
+    if "://" not in address:
+        with damage_explained(address):
+            local = os.stat(address)
+        return f"{local.st_size} {local.st_mtime_ns}"
     with _file_system(address) as (system, path):
-        return f"{path} {system.ukey(path)}"
+        return system.ukey(path)
 
 
 def _find_remote(address: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -16,7 +17,7 @@ from filelock import FileLock
 from mlmoe_jax.data.containers.reach import version_of
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.images import EncodedImages
-from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained
 from mlmoe_jax.runtime.storage import atomic_file
 
@@ -32,22 +33,29 @@ class StoredImages(EncodedImages):
       folder: path or address of the folder of the files.
       names: the files below it.
       title: the folder in the names of images, which is the address from which the files were downloaded.
+      versions: the version of each file when it was opened, see `version_of`.
       ends: i64[p] of all p parts of the files, the number of images up to the end of each.
     """
 
     folder: str
     names: Sequence[str]
     title: str
+    versions: Sequence[str]
     ends: np.ndarray
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def encoded(self, row: int) -> bytes:
-        part, position = self.locate(row)
+        with self.reading(row):
+            return self.read_stored(*self.locate(row))
+
+    @contextlib.contextmanager
+    def reading(self, row: int) -> Iterator[None]:
+        """Convert errors in the block to a BadImage with the name of image `row`, unless it is not their cause."""
         try:
-            return self.read_stored(part, position)
-        except BadImage:
+            yield
+        except (BadImage, ChangedFile, DiskError):
             raise
         except (OSError, UserError) as error:
             raise BadImage(f"cannot read {self.name(row)} as an image: {reason_of(error)}") from error
@@ -59,24 +67,45 @@ class StoredImages(EncodedImages):
         return part, row - int(self.ends[part - 1] if part else 0)
 
 
-def cache_batches(path: str, kind: str, key: str, part: str, read: Callable[[], Iterator[pa.RecordBatch]]) -> str:
+class ChangedFile(UserError):
+    """A file is no longer in the version that was opened, so its images may not be those of its labels."""
+
+
+def require_version(path: str, version: str) -> None:
+    """Raise ChangedFile if a file no longer has this version. It is called after reading, also after errors."""
+    if version_of(path) != version:
+        raise ChangedFile(f"{path} has changed since it was opened; repeat the command")
+
+
+def cache_batches(
+    path: str, version: str, kind: str, key: str, part: str, read: Callable[[], Iterator[pa.RecordBatch]]
+) -> str:
     """Return the path of a file of Arrow with what `read` yields, a batch or more. The cache has it, or it is written.
 
     It is in the folder `kind`, for a `part` of this version of the file `path`. `key` is what else it depends on.
+    Raises ChangedFile if the file has another version when it was read.
     """
-    import pyarrow as pa  # here, because --help does without it
-
-    version = hashlib.sha256(f"{version_of(path)} {key}".encode()).hexdigest()
+    place = path if "://" in path else os.path.abspath(path)
+    digest = hashlib.sha256(f"{place} {version} {key}".encode()).hexdigest()
     folder = cache_folder() / kind
-    stored = folder / f"{version}{part}.arrow"
+    stored = folder / f"{digest}{part}.arrow"
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{version}.lock"):
+        with FileLock(folder / f"{digest}.lock"):
             if not stored.exists():
-                batches = read()
-                first = next(batches)
-                with atomic_file(epath.Path(stored)) as partial, pa.ipc.new_file(str(partial), first.schema) as writer:
-                    for batch in itertools.chain([first], batches):
-                        writer.write_batch(batch)
+                with atomic_file(epath.Path(stored)) as partial:
+                    try:
+                        _write_batches(str(partial), read())
+                    finally:
+                        require_version(path, version)
             os.utime(stored)
     return str(stored)
+
+
+def _write_batches(path: str, batches: Iterator[pa.RecordBatch]) -> None:
+    import pyarrow as pa  # here, because --help does without it
+
+    first = next(batches)
+    with pa.ipc.new_file(path, first.schema) as writer:
+        for batch in itertools.chain([first], batches):
+            writer.write_batch(batch)

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlmoe_jax.data.containers.files_of_splits import COMPRESSED, find_splits
-from mlmoe_jax.data.containers.reach import Place, open_source, read_range
-from mlmoe_jax.data.containers.stored import StoredImages, cache_batches
+from mlmoe_jax.data.containers.reach import Place, open_source, read_range, version_of
+from mlmoe_jax.data.containers.stored import StoredImages, cache_batches, require_version
 from mlmoe_jax.data.decoding import MAX_FILE
 from mlmoe_jax.data.image_search import image_suffixes, is_skipped
 from mlmoe_jax.data.usage import Usage
@@ -66,9 +66,12 @@ def find_shards(place: Place, usage: Usage) -> dict[str, str | None]:
     return shards
 
 
-def index_shard(path: str) -> str:
-    """Return the path of the index of a shard, written if the cache has none; UserError if the shard is damaged."""
-    return cache_batches(path, "tar", "", "", lambda: _read_batches(path))
+def index_shard(path: str, version: str = "") -> str:
+    """Return the path of the index of a shard, written if the cache has none; UserError if the shard is damaged.
+
+    `version` is the version of the shard, "" stands for the present one.
+    """
+    return cache_batches(path, version or version_of(path), "tar", "", "", lambda: _read_batches(path))
 
 
 @functools.lru_cache(maxsize=_OPEN_INDEXES)
@@ -175,15 +178,22 @@ class TarImages(StoredImages):
         start, size = table["start"][member].as_py(), table["size"][member].as_py()
         if size > MAX_FILE:
             raise OSError(errno.EFBIG, f"it has more than {MAX_FILE:,} bytes")
-        return read_range(f"{self.folder}/{self.names[part]}", start, size)
+        path = f"{self.folder}/{self.names[part]}"
+        try:
+            return read_range(path, start, size)
+        finally:
+            if "://" not in path:  # where it would be a request per image
+                require_version(path, self.versions[part])
 
     def stamp(self, row: int) -> str:
         part, position = self.locate(row)
-        return f"{self.indexes[part]} {position}"
+        return f"{self.versions[part]} {position}"
 
 
 def open_tar(folder: str, names: Sequence[str], title: str) -> TarImages:
     """Return the images of the tar files `names` below `folder`, see `TarImages`. UserError if a file is damaged."""
-    indexes = [index_shard(f"{folder}/{name}") for name in names]
+    paths = [f"{folder}/{name}" for name in names]
+    versions = list(map(version_of, paths))
+    indexes = list(map(index_shard, paths, versions))
     ends = np.cumsum([len(image_members(index)) for index in indexes], dtype=np.int64)
-    return TarImages(folder, names, title, ends, indexes)
+    return TarImages(folder, names, title, versions, ends, indexes)

@@ -119,8 +119,8 @@ def require_groups_and_paths(split: Split, path: Path, group_column: str) -> Non
         )
     if outside := next((image for image in split.ids if image.startswith("/")), ""):
         raise UserError(
-            f"{path} lists {outside}, which is not below {split.images.folder}; set data.images to a folder above all "
-            "images, such as /"
+            f"{path} lists {outside:.200}, which is not below {split.images.folder}; set data.images to a folder above "
+            "all images, such as /"
         )
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_AT_ONCE = 4096
+LONGEST_PATH = 4096  # characters; a longer text is an image as text, such as base64
 
 
 class Container(NamedTuple):
@@ -152,6 +153,7 @@ class _Plan(NamedTuple):
       marks: the columns of the split and of the group; None for one that there is not.
       label: the column of labels; "" if there is one per class.
       classes: the classes that the file names, or for numbers those in `data.classes`; None if there are none.
+      names_classes: whether the file names them.
     """
 
     name: str
@@ -163,6 +165,7 @@ class _Plan(NamedTuple):
     marks: Sequence[str | None]
     label: str
     classes: Sequence[str] | None
+    names_classes: bool
 
     @property
     def label_columns(self) -> Sequence[str]:
@@ -185,8 +188,8 @@ def _plan_file(container: Container, name: str, split: str | None, given: LabelI
 
 def _find_labels(
     schema: pa.Schema, others: Sequence[str | None], given: LabelInput
-) -> tuple[str, Sequence[str] | None]:
-    """Return `label` and `classes` of a plan."""
+) -> tuple[str, Sequence[str] | None, bool]:
+    """Return `label`, `classes` and `names_classes` of a plan."""
     config = given.config
     if config.label_column == LABEL_COLUMN:
         label = find_label_column(schema, others, given.path)
@@ -194,9 +197,10 @@ def _find_labels(
         label = _find_named(schema, "label_column", given)
     stated = config.classes and given.classes
     if label:
-        return label, class_names(read_features(schema).get(label)) or stated or None
+        noted = class_names(read_features(schema).get(label))
+        return label, noted or stated or None, bool(noted)
     booleans = [] if stated else find_columns(schema, BOOLEAN, others)
-    return "", class_columns(booleans or find_columns(schema, NUMBER, others), given)
+    return "", class_columns(booleans or find_columns(schema, NUMBER, others), given), True
 
 
 def _find_named(schema: pa.Schema, key: str, given: LabelInput) -> str:
@@ -222,6 +226,8 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     columns = {column: None for plan in plans for column in plan.columns}
     used = {name for plan in plans for name in (*plan.label_columns, plan.image, *plan.marks)}
     note_unused(usage, "column", columns, used)
+    if any(plan.split and find_name(plan.columns, SPLIT_COLUMN) for plan in plans):
+        usage.notes.append(f"has a column '{SPLIT_COLUMN}', which is ignored, because the paths of files name splits")
     labels, stated = plans[0].label_columns, plans[0].given.config.label_column
     if stated and not find_name(labels, stated):
         usage.notes.append(f"has its labels in {abbreviate(labels)}; data.label_column names another column")
@@ -250,11 +256,13 @@ def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRo
     if plan.path_column:
         if not cells[plan.path_column]:
             raise ValueError("it has no path of an image")
+        if len(cells[plan.path_column]) > LONGEST_PATH:
+            raise ValueError(f"its path has {len(cells[plan.path_column]):,} characters; store images as bytes")
         image = os.path.join(os.path.dirname(plan.name), cells[plan.path_column])
     split, group = (_plain(cells.get(mark)) for mark in plan.marks)
     split = plan.split or split
     if plan.label:
-        labels = _read_labels(_plain(cells[plan.label]), plan.classes, plan.given.config.separator)
+        labels = _read_labels(_plain(cells[plan.label]), plan)
     else:
         labels = {column: _plain(cells[column]) for column in plan.classes}
     return ImageRow(image, None, split=split) if labels is None else make_row(image, labels, split, group, 0)
@@ -267,10 +275,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read_labels(cell: Any, names: Sequence[str] | None, separator: str) -> Any:
-    """Return names of labels, or codes by name, for a cell; None for no label. Numbers stand for `names`."""
+def _read_labels(cell: Any, plan: _Plan) -> Any:
+    """Return names of labels, or codes by name, for a cell; None for no label."""
     if isinstance(cell, str):
-        return [name for name in map(str.strip, read_cell_names(cell, separator)) if name]
+        return [name for name in map(str.strip, read_cell_names(cell, plan.given.config.separator)) if name]
     if isinstance(cell, dict):
         return {name: _plain(value) for name, value in cell.items()}
     if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
@@ -278,7 +286,9 @@ def _read_labels(cell: Any, names: Sequence[str] | None, separator: str) -> Any:
     values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
     if all(isinstance(value, str) for value in values):
         return values
-    return _name_numbers(values, names)
+    if isinstance(cell, list) and not plan.names_classes and len(values) == len(plan.classes or ()) < 3:
+        raise ValueError("they may be numbers of classes, or a 1 or 0 for each; write names, or a struct")
+    return _name_numbers(values, plan.classes)
 
 
 def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:

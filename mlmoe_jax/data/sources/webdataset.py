@@ -12,11 +12,10 @@ several images needs the field of one of them in `data.image_column`.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,9 +31,8 @@ from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
-_EXAMINED = 100  # examples of a shard, whose fields and keys are taken for its columns
-_CELLS = {"cls": "", "txt": None}  # cls may be labels; a text that is not named as the labels may be a sentence
-
+# cls may be labels; a text that is not named as the labels may be a sentence
+_TYPES = {"cls": pa.string(), "txt": pa.null()}
 
 _Example = list[tuple[str, bytes | None]]  # the names of its members, and of texts the content
 
@@ -42,12 +40,10 @@ _Example = list[tuple[str, bytes | None]]  # the names of its members, and of te
 def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
     """Return the fields of a shard and the keys of its JSON objects; None if it has no example."""
     count_unused(index_shard(given.path), os.path.basename(given.path), given.usage, texts=True)
-    records = [_read_record(given, example) for example in itertools.islice(_read_examples(given), _EXAMINED)]
-    cells: dict[str, Any] = {}
-    for key, cell in itertools.chain.from_iterable(map(dict.items, records)):
-        if cells.get(key) is None:
-            cells[key] = _CELLS.get(key, cell)
-    return (infer_schema(cells), "") if records else None
+    examples = _read_examples(given)
+    if not examples:
+        return None
+    return infer_schema((_read_record(given, example) for example in examples), _TYPES), ""
 
 
 def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,7 +65,7 @@ def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str
         yield images[0], dict.fromkeys(columns) | _read_record(given, example)
 
 
-def _read_examples(given: LabelInput) -> Iterable[_Example]:
+def _read_examples(given: LabelInput) -> Collection[_Example]:
     """Return the examples of a shard, in the order of their first members, which need not be side by side."""
     table = read_index(index_shard(given.path))
     used = table.filter(pc.is_null(table["unused"]))
@@ -89,16 +85,20 @@ def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
     for name, content in example:
         if content is None:
             continue
-        field = _field(name)
         with damage_explained(f"{given.path}#{name}"):
-            text = content.decode("utf-8-sig").strip()
-            if field.endswith("json"):
-                record = {**json.loads(text), **record}
-            elif field.endswith("cls"):
-                record[field] = int(text) if re.fullmatch(r"-?\d+", text) else text
-            else:
-                record[field] = split_tags(text)
+            found = _parse_text(_field(name).lower(), content.decode("utf-8-sig").strip())
+        for key, cell in found.items():
+            if record.setdefault(key, cell) != cell:
+                raise UserError(f"{given.path}#{name} has another value of '{key}' than another member; correct one")
     return record
+
+
+def _parse_text(field: str, text: str) -> dict[str, Any]:
+    if field.endswith("json"):
+        return dict(json.loads(text))
+    if field.endswith("cls"):
+        return {field: int(text) if re.fullmatch(r"-?\d+", text) else text}
+    return {field: split_tags(text)}
 
 
 _CONTAINER = Container(

@@ -1,5 +1,6 @@
 """Images in Parquet files: every way to store them, in order and at random."""
 
+import errno
 import io
 import os
 import pickle
@@ -13,7 +14,9 @@ from PIL import Image
 
 from mlmoe_jax.data.containers import parquet_images as parquet
 from mlmoe_jax.data.containers.catalog import open_images
+from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.errors import DiskError, UserError
 
 
 def encode(shade: int) -> bytes:
@@ -62,6 +65,66 @@ def test_a_changed_file_has_other_copies(folder):
     pq.write_table(pa.table({"image": [encode(7)] * 150}), folder / "train-0.parquet")
     parquet._open_copy.cache_clear()
     assert open_all(folder).encoded(0) == encode(7)
+
+
+def test_a_file_that_changes_while_it_is_open_is_refused(folder):
+    """Labels of one version would be joined to images of another."""
+    images = open_all(folder)
+    images.encoded(0)
+    cells = [{"bytes": encode(7), "path": None}] * 150
+    pq.write_table(pa.table({"image": cells}), folder / "train-0.parquet", row_group_size=70)
+    with pytest.raises(UserError, match=r"train-0\.parquet has changed since it was opened") as raised:
+        images.encoded(149)
+    assert not isinstance(raised.value, BadImage)
+    assert (images.encoded(1), images.encoded(299)) == (encode(1), encode(299))
+
+
+def test_the_version_of_an_image_is_known_without_reading_it(folder, cache):
+    before = [*map(open_all(folder).stamp, range(300))]
+    assert len({*before}) == 300
+    assert not cache.exists()
+    pq.write_table(pa.table({"image": [encode(7)] * 150}), folder / "train-1.parquet")
+    after = [*map(open_all(folder).stamp, range(300))]
+    assert after[:150] == before[:150]
+    assert not {*after} & {*before[150:]}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["a", "gone"]),
+        pa.array([{"path": "a"}, {"path": "gone"}], pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    ],
+)
+def test_the_version_of_an_image_at_a_path_is_that_of_its_file(folder, column):
+    (folder / "a").write_bytes(encode(1))
+    pq.write_table(pa.table({"image": column}), folder / "train-2.parquet")
+    images = open_all(folder / "train-2.parquet")
+    before = images.stamp(0)
+    os.utime(folder / "a", (1, 1))
+    assert images.stamp(0) != before
+    assert images.stamp(1) == "missing"
+
+
+def test_a_further_link_to_a_file_does_not_change_it(folder, cache):
+    """Backups make such links while a program runs."""
+    images = open_all(folder)
+    (folder / "train-0.parquet").chmod(0o444)
+    os.link(folder / "train-0.parquet", folder / "backup")
+    assert images.encoded(149) == encode(149)
+    open_all(folder / "train-0.parquet").encoded(149)
+    assert len(list(cache.glob("*.arrow"))) == 1
+
+
+def test_a_full_disk_is_no_damage_of_an_image(folder, monkeypatch):
+    """Otherwise, data.bad_images=skip would leave all images out."""
+
+    def read(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(parquet, "_read_group", read)
+    with pytest.raises(DiskError, match="free disk space"):
+        open_all(folder).encoded(0)
 
 
 def test_old_copies_are_removed_when_little_of_the_disk_is_free(folder, cache, monkeypatch):

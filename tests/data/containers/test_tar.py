@@ -18,6 +18,7 @@ from mlmoe_jax.data.containers import tar
 from mlmoe_jax.data.containers.catalog import open_images
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
 
 
@@ -85,10 +86,11 @@ def test_a_worker_receives_few_bytes_and_does_not_index(folder, monkeypatch):
     assert pickle.loads(sent).encoded(299) == png(299)
 
 
-def test_the_version_of_an_image_changes_with_its_shard(folder):
+def test_the_version_of_an_image_changes_with_its_shard(folder, monkeypatch):
     before = open_all(folder)
     write_tar(folder / "train-001.tar", [("000.png", png(7))] * 1)
     after = open_all(folder)
+    monkeypatch.setattr(tar, "read_range", None)
     assert before.stamp(0) == after.stamp(0)
     assert before.stamp(100) != after.stamp(100)
 
@@ -123,12 +125,38 @@ def test_all_images_of_an_example_are_opened_and_a_column_has_no_effect(tmp_path
     assert usage.sentences() == ["x.tar has no columns, so --column=image has no effect"]
 
 
-def test_an_image_that_is_damaged_later_is_a_bad_image(folder):
+@pytest.mark.parametrize("size", [1000, None])
+def test_a_shard_that_changes_while_it_is_open_is_refused(folder, size):
+    """Labels of one version would be joined to images of another."""
     images = open_all(folder)
     with open(folder / "train-000.tar", "r+b") as file:
-        file.truncate(1000)
-    with pytest.raises(BadImage, match=r"train-000.tar#099.png as an image: its file has become shorter"):
+        file.write(b"x")
+        file.truncate(size)
+    with pytest.raises(UserError, match=r"train-000\.tar has changed since it was opened") as raised:
         images.encoded(99)
+    assert not isinstance(raised.value, BadImage)
+    assert images.encoded(100) == png(100)
+
+
+def test_a_shard_that_is_gone_is_damage_of_its_images(folder):
+    images = open_all(folder)
+    (folder / "train-000.tar").unlink()
+    with pytest.raises(BadImage, match=r"cannot read .*train-000\.tar#099\.png as an image: .* No such file"):
+        images.encoded(99)
+
+
+def test_an_index_of_another_version_is_not_kept(folder, monkeypatch):
+    """A shard may be written while it is indexed."""
+    described = tar._describe
+
+    def describe(member, file):
+        os.utime(folder / "train-000.tar", ns=(1, 1))
+        return described(member, file)
+
+    monkeypatch.setattr(tar, "_describe", describe)
+    with pytest.raises(UserError, match=r"train-000\.tar has changed since it was opened"):
+        open_all(folder)
+    assert not list((cache_folder() / "tar").glob("*.arrow"))
 
 
 # ------------------------------------------------------------------------------------------------------------ odd files
