@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import operator
 import os
 import re
 import threading
@@ -40,7 +42,7 @@ _NAME = re.compile(rf"(.+(?:{'|'.join(map(re.escape, VIDEOS))}))(?:#(-?\d+\.\d+)
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg,mxf,dv"
 # Packets do not tell the frames: they may have half a frame (mpeg), no time of their own (avi), or no frame (vp8).
 _UNTOLD = ("mpeg", "mpegts", "avi", "vp8")
-_TOLERANCE = Fraction(1, 2)  # seconds by which the end of a whole video may differ from its stated end
+_TOLERANCE = Fraction(1, 10)  # seconds by which the end of a whole video may differ from its stated end
 _OPEN_VIDEOS = 32
 
 
@@ -70,7 +72,7 @@ class VideoFrames(Images):
       stamps: i64[n], the time stamps of the n frames, in units of `unit` seconds.
       keys: i64[k], the sorted time stamps of all keyframes.
       start: the time stamp, in seconds, of the start of the video.
-      problem: why further frames cannot be read, which is one more image that cannot be read; "" if there are none.
+      fault: why further frames cannot be read, which is one more image that cannot be read; "" if there are none.
       end: the time from which on frames cannot be read, in seconds from the start.
     """
 
@@ -79,14 +81,14 @@ class VideoFrames(Images):
     keys: np.ndarray
     unit: Fraction = Fraction(1)
     start: Fraction = Fraction(0)
-    problem: str = ""
+    fault: str = ""
     end: float = 0.0
 
     are_decoded = True
     of_videos = True
 
     def __len__(self) -> int:
-        return len(self.stamps) + bool(self.problem)
+        return len(self.stamps) + bool(self.fault)
 
     def name(self, row: int) -> str:
         """Return VIDEO#SECONDS, such as a.mp4#12.480; VIDEO if it has no frames."""
@@ -100,7 +102,7 @@ class VideoFrames(Images):
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         if row == len(self.stamps):
-            raise BadImage(self.problem)
+            raise BadImage(self.fault)
         try:
             frame = _open_decoder(self.address, os.getpid(), threading.get_ident()).find(self.stamps[row], self.keys)
             if frame.width * frame.height > decoding.most_pixels:
@@ -124,7 +126,7 @@ def open_video(address: str, usage: Usage, every: Fraction | None = None) -> Vid
         raise
     except Exception as error:
         problem = f"cannot read {address} as a video: {reason_of(error)}"
-        return VideoFrames(address, np.zeros(0, np.int64), np.zeros(0, np.int64), problem=problem)
+        return VideoFrames(address, np.zeros(0, np.int64), np.zeros(0, np.int64), fault=problem)
     if every:
         passed = [(int(stamp) * frames.unit - frames.start) // every for stamp in frames.stamps]  # multiples
         frames.stamps = frames.stamps[np.diff(passed, prepend=passed[:1] and passed[0] - 1) > 0]
@@ -161,7 +163,9 @@ def _read_stamps(address: str, container: InputContainer) -> VideoFrames:
                 packets.append((packet.pts, packet.is_keyframe))
     except Exception as error:
         problem = reason_of(error)
-    problem = problem or _find_cut(container, end)
+    times = sorted(stamp * stream.time_base for stamp, _ in packets if stamp is not None)
+    gap = max(map(operator.sub, times[1:], times), default=Fraction(0))
+    problem = problem or _find_cut(container, end, gap)
     kinds = {container.format.name, stream.codec_context.name}
     if kinds & set(_UNTOLD) or any(stamp is None for stamp, _ in packets):
         packets = [(_stamp(frame), frame.key_frame) for frame in _Decoder(address).frames]
@@ -174,15 +178,15 @@ def _read_stamps(address: str, container: InputContainer) -> VideoFrames:
     return VideoFrames(address, stamps, keys, stream.time_base, start, problem, length)
 
 
-def _find_cut(container: InputContainer, end: Fraction) -> str:
-    """Return why a video ends too early at `end`, in seconds; "" if it does not."""
+def _find_cut(container: InputContainer, end: Fraction, gap: Fraction) -> str:
+    """Return why a video ends too early at `end`; "" if it does not. `gap` is the longest time between two frames."""
     stream, stated = container.streams.best("video"), Fraction(container.duration or 0, 10**6)
     if container.format.name.startswith("mov"):
         is_cut = any(entry.pos + entry.size > container.size for entry in stream.index_entries)
     else:
         if "matroska" not in container.format.name:
             stated += Fraction(container.start_time or 0, 10**6)
-        is_cut = stated - end > _TOLERANCE
+        is_cut = "mpeg" not in container.format.name and stated - end > max(2 * gap, _TOLERANCE)
     return "it is cut short" if is_cut else ""
 
 
@@ -210,17 +214,21 @@ class _Decoder:
         self.frames, self.first, self.last = self._decode(), None, None
 
     def _decode(self) -> Iterator[VideoFrame]:
-        is_damaged = False
+        """Yield frames, without those of a damaged packet and those that may refer to it, up to a keyframe."""
+        sound, damaged = -math.inf, set()  # the time stamp from which on frames are sound, and those that are not
         for packet in self._container.demux(self._container.streams.best("video")):
+            if packet.is_corrupt:
+                sound = math.inf
+            elif packet.is_keyframe and sound == math.inf:
+                sound = packet.pts
+            if packet.pts is not None and packet.pts < sound:
+                damaged.add(packet.pts)
             try:
                 frames = packet.decode()
-            except ValueError:  # the packet is damaged, and so are frames that refer to it
-                is_damaged = True
+            except ValueError:
+                sound = math.inf
                 continue
-            for frame in frames:
-                is_damaged = is_damaged and not frame.key_frame
-                if not is_damaged:
-                    yield frame
+            yield from (frame for frame in frames if frame.pts not in damaged)
 
     def _advance(self, stamp: int) -> VideoFrame | None:
         """Return the next frame with a time stamp; None if there is none before later frames."""

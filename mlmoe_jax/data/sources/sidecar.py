@@ -110,16 +110,16 @@ class _TextFiles:
     """The text files of the images of `file`, in the folder `file.path`, which may have the images too."""
 
     def __init__(self, file: LabelFile):
-        self.folder, output = file.folder, os.path.abspath(file.path)
+        self.folder, self.output = file.folder, os.path.abspath(file.path)
         images = [os.path.abspath(os.path.join(file.folder, image)) for image in file.images]
-        is_inside = all(Path(image).is_relative_to(output) for image in images)
-        self.parent = output if is_inside else common_parent(file.images)
+        is_inside = all(Path(image).is_relative_to(self.output) for image in images)
+        self.parent = self.output if is_inside else common_parent(file.images)
 
     def find(self, image: str) -> tuple[str, str]:
-        """Return the path of the text file of an image, in the output and beside the image."""
+        """Return the path of the text file of an image, relative to the output, and the path beside the image."""
         whole = os.path.splitext(os.path.join(self.folder, image))[0] + ".txt"
         name = os.path.relpath(whole, self.parent) if self.parent else os.path.splitext(image)[0] + ".txt"
-        return os.path.normpath(name), whole
+        return os.path.relpath(find_file(os.path.join(self.output, name)), self.output), whole
 
 
 def _require(file: LabelFile) -> None:
@@ -168,13 +168,14 @@ def _read_counts(path: PathLike) -> list[dict[str, str]]:
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
     files, folder, counts, unchanged = _TextFiles(file), Folder(file.path), Counter[str](), 0
+    has_counts = folder.inside(TAGS).exists()
     for entry in entries:
         if entry.labels is None:
             continue
         name, beside = files.find(entry.image)
         path, labels = folder.inside(name), list(entry.labels)
         _, new = _append_tags(_read_existing(path, beside), labels)
-        counts.update(new)
+        counts.update(new if has_counts else labels)
         if path.exists() and not new:
             unchanged += 1
             continue
@@ -183,7 +184,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> s
     if listed:
         _add_counts(folder, file.names, counts)
     place = files.parent or file.folder or "the working directory"
-    is_beside = files.parent == os.path.abspath(file.path)
+    is_beside = files.parent == files.output
     notes = [] if is_beside else [f"copy its content over {place} to put each file beside its image"]
     notes += [f"{quantity(unchanged, 'text file')} had all labels already"] if unchanged else []
     return "; ".join(notes)
