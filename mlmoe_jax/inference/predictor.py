@@ -132,7 +132,7 @@ class Predictor:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the labels in results; those of the model unless `rename` has changed them."""
+        """The names of the labels in results, which `rename` can change."""
         return self.output.names
 
     @property
@@ -274,7 +274,7 @@ class Predictor:
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
         """Yield rows int[n], probabilities [n,K] and pooled features f32[n,D] of the n readable images of each batch.
 
-        The K labels are those of the model, also of a predictor with new names.
+        The K labels are the labels of the model, also if they have new names.
         `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run

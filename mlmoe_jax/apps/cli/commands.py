@@ -401,8 +401,8 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, (*FORMATS, *PART_FORMATS))
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-    if flags.per_video and (flags.select or wants_parts(flags.output, flags.format)):
-        raise UserError("--per-video writes one table of all frames; give --output=FILE.csv, and no --select")
+    if flags.per_video and (flags.select or flags.gates or wants_parts(flags.output, flags.format)):
+        raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
     if wants_parts(flags.output, flags.format):
         return _predict_parts(flags, overrides)

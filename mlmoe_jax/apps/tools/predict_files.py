@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -72,10 +73,8 @@ def predict_files(
     """
     found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
     images = found.images
-    _require_videos_possible(images, target, per_video=per_video)
     predictor = open_predictor()
-    if per_video and (predictor.ranked or gates):
-        raise UserError("--per-video joins scores, not --gates or ranks; leave it out, or set --config.eval.threshold")
+    _require_videos_possible(images, predictor, target, per_video=per_video)
     # warns if the images are nearly black
     sample_images(images, "--images", Decoding.from_config(predictor.run.config.data))
     selection = {}
@@ -85,29 +84,32 @@ def predict_files(
     size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages)
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
-    try:
-        if not distributed.is_first():
-            deque(results, maxlen=0)  # it takes part in computing them
-        elif target.kind in FORMATS:
-            names, tree = list(ImageNames(images)), predictor.tree
-            file = LabelFile(target.path, predictor.names, names, version=predictor.version, tree=tree)
-            _write_label_file(file, target, results)
-        else:
-            beside = "rank" if predictor.ranked else "time" if per_video else ""
-            rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video)
+    beside = "rank" if predictor.ranked else "time" if per_video else ""
+    rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video)
+    if not distributed.is_first():
+        deque(results, maxlen=0)  # it takes part in computing them
+    elif target.kind in FORMATS:
+        _write_label_file(predictor, images, target, results)
+    else:
+        with contextlib.nullcontext() if select or per_video or target.path is None else _stop_explained(target):
             rows.write(target, results)
-    except KeyboardInterrupt as error:
-        if select or target.path is None or target.kind in FORMATS:
-            raise
-        raise KeyboardInterrupt(
-            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
-        ) from error
     exit_code = OUTDATED if predictor.run.outdated else DONE
     return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
 
 
-def _require_videos_possible(images: Images, target: OutputTarget, *, per_video: bool) -> None:
-    """Raise UserError if the output cannot hold frames of videos, or there are no videos for `per_video`."""
+@contextlib.contextmanager
+def _stop_explained(target: OutputTarget) -> Iterator[None]:
+    """Say in a KeyboardInterrupt that parts would resume."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
+        ) from error
+
+
+def _require_videos_possible(images: Images, predictor: Predictor, target: OutputTarget, *, per_video: bool) -> None:
+    """Raise UserError if the output cannot hold frames of videos, or they cannot be joined."""
     if images.of_videos and target.kind in FORMATS:
         raise UserError(
             f"--format={target.kind} is for image files, and --images has videos; write a table, as with "
@@ -115,6 +117,8 @@ def _require_videos_possible(images: Images, target: OutputTarget, *, per_video:
         )
     if per_video and not images.of_videos:
         raise UserError("--per-video is for videos, and --images has none; name videos, or give --every for a folder")
+    if per_video and predictor.ranked:
+        raise UserError("--per-video joins scores, not ranks; set a threshold, as with --config.eval.threshold=0.1")
 
 
 def join_frames(
@@ -316,12 +320,15 @@ class ResultRows:
         return row
 
 
-def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
+def _write_label_file(
+    predictor: Predictor, images: Images, target: OutputTarget, results: Iterable[LabeledImage]
+) -> None:
     """Write the predictions of the readable images in the format `target.kind` of a labeling tool.
 
     Raises UserError if the format cannot represent the names of the images or labels.
     """
-    form = FORMATS[target.kind]
+    form, names = FORMATS[target.kind], list(ImageNames(images))
+    file = LabelFile(target.path, predictor.names, names, version=predictor.version, tree=predictor.tree)
     form.require(file)
     entries = (
         LabelEntry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)

@@ -214,7 +214,7 @@ class _Decoder:
         self.frames, self.first, self.last = self._decode(), None, None
 
     def _decode(self) -> Iterator[VideoFrame]:
-        """Yield frames, without those of a damaged packet and those that may refer to it, up to a keyframe."""
+        """Yield frames; from a damaged packet on, none that may refer to it, up to the next keyframe."""
         sound, damaged = -math.inf, set()  # the time stamp from which on frames are sound, and those that are not
         for packet in self._container.demux(self._container.streams.best("video")):
             if packet.is_corrupt:

@@ -150,7 +150,7 @@ def _read_existing(*paths: PathLike) -> str:
 
 
 def _append_tags(text: str, labels: Sequence[str]) -> tuple[str, list[str]]:
-    """Return a text of tags with labels at its end, and those of the labels that it did not have in any spelling."""
+    """Return a text of tags with labels at its end, and the labels that it did not have in any spelling."""
     known = set(map(compose, split_tags(text)))
     new = [label for label in labels if known.isdisjoint((compose(label), *map(compose, _spellings(label))))]
     if text and not new:

@@ -45,6 +45,7 @@ COMMANDS = {
     "predict --workdir=run --images=file --select=both": "--select and --count belong together",
     "predict --workdir=run --images=file --count=3": "--select and --count belong together",
     "predict --workdir=run --images=file --per-video --select=both --count=3": "--per-video writes one table",
+    "predict --workdir=run --images=file --per-video --gates": "--per-video writes one table of scores",
     "predict --workdir=run --images=file --per-video --output=new/": "--per-video writes one table",
     "predict --images=file": "needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one",
     "predict --workdir=run --names=names.txt --images=file": "or --names=FILE, the names of labels; give one",

@@ -133,8 +133,9 @@ def test_what_videos_cannot_be(video, predictor):
         predict(predictor, "photos/b.mp4", form="cvat", output="a.xml")
     with pytest.raises(UserError, match="--per-video is for videos, and --images has none"):
         predict(predictor, "photos", per_video=True)
-    with pytest.raises(UserError, match="--per-video joins scores, not --gates"):
-        predict(predictor, "photos/b.mp4", per_video=True, gates=True, output="p.jsonl")
+    ranked = Predictor(make_run(), HALVES, ranked=True)
+    with pytest.raises(UserError, match="--per-video joins scores, not ranks"):
+        predict(ranked, "photos/b.mp4", per_video=True)
 
 
 # --------------------------------------------------------------------------------------------------------------- names
