@@ -39,7 +39,7 @@ MODULES = {
 # Required for parts of JAX that use them without requiring them: jax.export and the compilation cache.
 INDIRECT = {"flatbuffers", "filelock"}
 # Imported by one function each, which says how to install them.
-OF_EXTRAS = {"jax2onnx", "onnx", "onnxruntime", "mlflow", "pillow_heif"}
+OF_EXTRAS = {"jax2onnx", "onnx", "onnxruntime", "mlflow", "pillow_heif", "av"}
 # Copied into an export, whose README lists the packages that they need.
 COPIED = {"standalone.py", "space_app.py", "mlmoe_pyfunc.py"}
 

@@ -72,14 +72,16 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
 
 
-def list_images(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
-    """Return the sorted paths, relative to a folder, of all images at any depth.
+def list_images(
+    folder: PathLike, usage: Usage, without: Collection[str] = (), suffixes: Sequence[str] = ()
+) -> list[str]:
+    """Return the sorted paths, relative to a folder, of all images, and all files with `suffixes`, at any depth.
 
-    `usage` counts the files that are not images, and what `list_files` counts. `without` is as in `list_files`.
+    `usage` counts the other files, and what `list_files` counts. `without` is as in `list_files`.
     """
     images, start = [], os.path.join(folder, "")
     for path in list_files(folder, usage, without):
-        if is_image(start + path):
+        if path.lower().endswith(tuple(suffixes)) or is_image(start + path):
             images.append(path)
         else:
             usage.leave_out("in no image format", path)

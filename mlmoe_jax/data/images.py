@@ -46,10 +46,12 @@ class Images(abc.ABC):
     Attributes:
       are_decoded: whether reading an image includes decoding or rendering, which takes about a millisecond of CPU time.
       may_have_frames: whether `has_frames` can be true.
+      of_videos: whether some are frames of videos.
     """
 
     are_decoded = False
     may_have_frames = False
+    of_videos = False
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -148,6 +150,10 @@ class _Subset(Images):
     def may_have_frames(self) -> bool:
         return self.whole.may_have_frames
 
+    @property
+    def of_videos(self) -> bool:
+        return self.whole.of_videos
+
     def has_frames(self, row: int) -> bool:
         return self.whole.has_frames(int(self.rows[row]))
 
@@ -178,6 +184,7 @@ class JoinedImages(Images):
 
     def __init__(self, parts: Sequence[Images]):
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        self.of_videos = any(part.of_videos for part in parts)
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0

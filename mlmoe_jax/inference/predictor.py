@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from jaxtyping import Float, Float32, Int
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.images import ImageNames, Images
-from mlmoe_jax.data.label_tree import INDEPENDENT
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
+from mlmoe_jax.inference.output_names import OutputNames, read_output_names
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, LEAST_LABELS, LEAST_RANK, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.models.consistency import Scores
@@ -54,6 +56,7 @@ class LabeledImage:
       error: the reason why the image could not be read; "" if it was read.
       gates: name of the gate -> routing weights f32[K,E]; None if not requested or the image could not be read.
       ranks: label -> rank among the images, for all labels, see `inference.ranks`; None if the predictor does not rank.
+      times: label -> seconds from the start of a video at which it has its score; None for an image.
     """
 
     image: str
@@ -62,6 +65,7 @@ class LabeledImage:
     error: str = ""
     gates: Arrays | None = field(default=None, compare=False)
     ranks: dict[str, float] | None = None
+    times: dict[str, float] | None = None
 
 
 class Predictor:
@@ -88,9 +92,10 @@ class Predictor:
         ranked: bool = False,
     ):
         self.ranked = ranked
-        self.names, self.source, self.version = run.label_space.names, source or {}, version
+        self.source, self.version = source or {}, version
+        self.output = OutputNames.of(run.label_space.names)
         tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
-        consistency = Thresholds(dict(thresholds)).consistency(self.names, tree)
+        consistency = Thresholds(dict(thresholds)).consistency(run.label_space.names, tree)
         self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
         self.thresholds = consistency.limits
         self._data = run.config.data.copy_and_resolve_references()
@@ -124,6 +129,28 @@ class Predictor:
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
         ranked = is_untrained(run.config, run.notes) and not used.source and not replaced
         return cls(run, used.values, used.source, version=f"{folder.path.name} at step {run.step}", ranked=ranked)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the labels in results, which `rename` can change."""
+        return self.output.names
+
+    @property
+    def tree(self) -> LabelTree:
+        """The tree of the labels `names`."""
+        return self.output.prune(self.run.label_space.tree)
+
+    def rename(self, rename: PathLike = "", leave_out: PathLike = "") -> Predictor:
+        """Return a predictor whose results have new names, see `output_names.read_output_names`.
+
+        Args:
+          rename: a file with a name and a new name per line, with a tab or a comma between.
+          leave_out: a file with a name to leave out per line.
+        """
+        other = copy.copy(self)
+        other.output = read_output_names(self.run.label_space.names, rename, leave_out)
+        other.thresholds = other.output.join(self.run.scores.consistency.limits, np.minimum)
+        return other
 
     @overload
     def __call__(
@@ -247,6 +274,7 @@ class Predictor:
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
         """Yield rows int[n], probabilities [n,K] and pooled features f32[n,D] of the n readable images of each batch.
 
+        The K labels are the labels of the model, also if they have new names.
         `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run
@@ -271,6 +299,12 @@ class Predictor:
         batch = run.preprocess.batch_shapes(run.mesh.size)
         if gates and not jax.eval_shape(self._steps[True], run.values, run.frozen, batch)["gates"]:
             raise UserError(f"a model with the head {run.config.model.head.kind} has no gates")
+        self.check_gates(gates)
+
+    def check_gates(self, gates: bool) -> None:
+        """Raise UserError if `gates` are requested and labels are joined."""
+        if gates and self.output.are_joined:
+            raise UserError("gates are of one label, and --rename joins labels; give each label another name")
 
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError if `top_k` is neither None nor from 1 to K, the number of labels."""
@@ -307,7 +341,9 @@ class Predictor:
                 yield row, LabeledImage(name, error=error)
                 continue
             # static gates are [1,K,E]
-            weights = {gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()}
+            weights = {
+                gate: self.output.join(values[at % len(values)].T).T for gate, values in output.get("gates", {}).items()
+            }
             yield row, self.result(split.ids[row], output["logits"][at], top_k, weights or None, ranks)
 
     def result(
@@ -320,22 +356,28 @@ class Predictor:
     ) -> LabeledImage:
         """Return the prediction for one image, from its logits f32[K]; `top_k` as in `stream`.
 
-        `gates` maps the name of a gate to routing weights f32[K,E]; None if not requested. `ranks` converts logits
-        to ranks, by which labels are then assigned; None: labels are assigned by scores.
+        `gates` maps the name of a gate to the routing weights of the labels `names`; None if not requested. `ranks`
+        converts logits to ranks, by which labels are then assigned; None: labels are assigned by scores.
         """
-        scores = self.run.scores(logits)
-        rank = ranks(logits) if ranks else None
-        # Of equal scores, the first label ranks higher.
-        if rank is not None:
-            best = best_ranked(rank, top_k)
-        elif top_k:
-            best = np.argsort(-scores, kind="stable")[:top_k]
-        else:
-            best = np.flatnonzero(scores >= self.thresholds)
-        labels = tuple(self.names[k] for k in best)
-        return LabeledImage(name, labels, self._by_name(scores), gates=gates, ranks=self._by_name(rank))
+        scores = self.output.join(self.run.scores(logits))
+        rank = self.output.join(ranks(logits)) if ranks else None
+        labels = self.assign(scores, top_k) if rank is None else self._names_of(best_ranked(rank, top_k))
+        return LabeledImage(name, labels, self.by_name(scores), gates=gates, ranks=self.by_name(rank))
 
-    def _by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
+    def assign(self, scores: np.ndarray, top_k: int | None) -> tuple[str, ...]:
+        """Return the labels with the `top_k` highest scores, of scores [J] of the labels `names`; None: by thresholds.
+
+        Of equal scores, the first label ranks higher.
+        """
+        if top_k:
+            return self._names_of(np.argsort(-scores, kind="stable")[:top_k])
+        return self._names_of(np.flatnonzero(scores >= self.thresholds))
+
+    def _names_of(self, rows: np.ndarray) -> tuple[str, ...]:
+        return tuple(self.names[k] for k in rows)
+
+    def by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
+        """Return label -> value of the labels `names`; None for None."""
         return None if values is None else dict(zip(self.names, values.tolist(), strict=True))
 
 

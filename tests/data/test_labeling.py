@@ -3,12 +3,16 @@
 import json
 
 import pytest
+from etils import epath
 from helpers.labeling import CVAT_XML, LABELS_XML, annotation, choices, task
 from helpers.published_data import instances
 from helpers.tables import data_settings, listed, opened, widths, write_images
 
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.usage import unused_input
+from mlmoe_jax.errors import UserError
 
 
 @pytest.fixture
@@ -200,3 +204,56 @@ def test_tags_in_the_spelling_of_the_taggers(folder):
     images, classes = read("wd_tagger", folder, "")
     assert classes == ("general", "long_hair", "^_^", "rose_(flower)")
     assert images == ["a.png: long_hair, ^_^, rose_(flower)", "e.png: general, long_hair, rose_(flower)"]
+
+
+def written_tags(folder, form="sidecar", output=".", labels=("sea", "long_hair")):
+    """Write labels of a.png as text files of tags; return the sentence."""
+    file = LabelFile(epath.Path(folder / output), ("sea", "long_hair"), [str(folder / "a.png")])
+    FORMATS[form].require(file)
+    return FORMATS[form].write(file, [LabelEntry(file.images[0], dict.fromkeys(labels, POSITIVE))])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "sea, long_hair\n"),
+        ("", "sea, long_hair\n"),
+        ("my dog, b\n", "my dog, b, sea, long_hair\n"),
+        ("z, a,", "z, a, sea, long_hair\n"),
+        ("z\r\na\r\n", "z\r\na\nsea\nlong_hair\n"),
+        ("long hair, z", "long hair, z, sea\n"),
+        ("long_hair, z, sea", "long_hair, z, sea"),
+        ("sea", "sea, long_hair\n"),
+    ],
+)
+def test_labels_are_added_to_the_tags_of_a_person(text, expected, folder):
+    if text is not None:
+        (folder / "a.txt").write_bytes(text.encode())
+    written_tags(folder)
+    assert (folder / "a.txt").read_bytes() == expected.encode()
+    assert written_tags(folder) == "1 text file had all labels already"
+    assert (folder / "a.txt").read_bytes() == expected.encode()
+
+
+def test_tags_beside_the_image_begin_those_in_the_output(folder):
+    (folder / "a.txt").write_text("mine")
+    assert written_tags(folder, output="out").startswith(f"copy its content over {folder}")
+    assert (folder / "out/a.txt").read_text() == "mine, sea, long_hair\n"
+    assert (folder / "a.txt").read_text() == "mine"
+
+
+def test_the_list_of_tags_gets_further_tags(folder):
+    (folder / "selected_tags.csv").write_text("tag_id,name,category,count\n7,sea,4,10\n9,zoo,0,3\n")
+    written_tags(folder, "wd_tagger")
+    expected = "tag_id,name,category,count\n7,sea,4,11\n9,zoo,0,3\n10,long_hair,0,1\n"
+    assert (folder / "selected_tags.csv").read_text() == expected
+    written_tags(folder, "wd_tagger")
+    assert (folder / "selected_tags.csv").read_text() == expected
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"0 .1 .2 .3 .4\n", "has boxes"), (b"\xff\xfe\xff", "is not UTF-8")])
+def test_a_text_of_another_kind_is_refused_before_anything_is_written(content, says, folder):
+    (folder / "a.txt").write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        written_tags(folder)
+    assert (folder / "a.txt").read_bytes() == content

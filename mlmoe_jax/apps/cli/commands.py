@@ -384,7 +384,7 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
     flags=(
         *("workdir", "names", "backbone"),
         *("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
-        *("column", "part-size", "worker"),
+        *("column", "part-size", "worker", "every", "per-video", "rename", "leave-out"),
     ),
     together=True,
     independent=lambda flags: wants_parts(flags.output, flags.format),
@@ -401,6 +401,8 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, (*FORMATS, *PART_FORMATS))
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
+    if flags.per_video and (flags.select or flags.gates or wants_parts(flags.output, flags.format)):
+        raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
     if wants_parts(flags.output, flags.format):
         return _predict_parts(flags, overrides)
@@ -428,6 +430,8 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         select=flags.select,
         count=flags.count,
         column=flags.column,
+        every=flags.every,
+        per_video=flags.per_video,
     )
 
 
@@ -453,10 +457,19 @@ def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
         top_k=flags.top_k,
         gates=flags.gates,
         column=flags.column,
+        every=flags.every,
     )
 
 
 def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
+    """Return a function that opens the model of `mlmoe predict` with new names, and the default folder."""
+    open_model, place = _find_model(flags, overrides)
+    if not (flags.rename or flags.leave_out):
+        return open_model, place
+    return lambda: open_model().rename(flags.rename, flags.leave_out), place
+
+
+def _find_model(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
     """Return a function that opens the model of `mlmoe predict`, and the default folder of the output.
 
     The model is in the run folder --workdir, or is made from the label names in --names. Raises UserError unless
@@ -491,7 +504,7 @@ def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[
     "label images over HTTP and on a web page",
     "--workdir=runs/digits --port=8000",
     needs=("workdir",),
-    flags=("checkpoint", "host", "port"),
+    flags=("checkpoint", "host", "port", "rename", "leave-out"),
     stages=("image", "score", "serve"),
 )
 def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -502,7 +515,15 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
 
     folder = _open_model(flags.workdir)
     _warn_of_unread(overrides, "serve")
-    return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
+    return serve(
+        folder,
+        overrides,
+        host=flags.host,
+        port=flags.port,
+        checkpoint=flags.checkpoint,
+        rename=flags.rename,
+        leave_out=flags.leave_out,
+    )
 
 
 @_command(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NoReturn
 
 from mlmoe_jax.apps.cli.commands import COMMANDS, KeyValues
@@ -34,6 +36,12 @@ def _integers(text: str) -> list[int]:
     if not all(part.isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"'{text}' is not a list of integers, such as 0,1,2")
     return list(dict.fromkeys(map(int, text.split(","))))
+
+
+def _seconds(text: str) -> Fraction:
+    if not re.fullmatch(r"\d*\.?\d+", text) or not Fraction(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0, such as 5 or 0.5")
+    return Fraction(text)
 
 
 def _worker(text: str) -> tuple[int, int]:
@@ -66,8 +74,8 @@ FLAGS: dict[str, dict[str, Any]] = {
     "seeds": {"help": "seeds to repeat every run with, such as 0,1,2", "type": _integers, "default": ()},
     "dry-run": SWITCH | {"help": "print the commands of all runs, and train nothing"},
     "images": {
-        "help": "image files, folders, Parquet files, quoted patterns such as 'photos/**/*.jpg', @FILE with one path "
-        "per line, - for paths on stdin, several in a row or each with --images; in export, images for "
+        "help": "image files, folders, videos, Parquet files, quoted patterns such as 'photos/**/*.jpg', @FILE with "
+        "one path per line, - for paths on stdin, several in a row or each with --images; in export, images for "
         "--format=onnx_int8 in place of training images",
         "action": "extend",
         "nargs": "+",
@@ -134,6 +142,21 @@ FLAGS: dict[str, dict[str, Any]] = {
         "type": _worker,
     },
     "column": {"help": "the column of images in Parquet files (default: found by its type and name)", "default": ""},
+    "every": {
+        "help": "the seconds between frames of videos, such as 5 or 0.5 (default: all, and no videos in folders)",
+        "type": _seconds,
+    },
+    "per-video": SWITCH | {"help": "write one row per video, with the highest score of each label and its time"},
+    "rename": {
+        "help": "a file with a label and its name in the output per line, with a tab or a comma between; * ? [abc] in "
+        "a label stand for several, and labels with the same new name become one, with the highest score and the "
+        "lowest threshold",
+        "default": "",
+    },
+    "leave-out": {
+        "help": "a file with a label per line to leave out of the output, by its old or new name; may have * ? [abc]",
+        "default": "",
+    },
     "batch-size": COUNT | {"help": "the number of images per batch"},
     "host": {"help": "the address to listen on", "default": "127.0.0.1"},
     "port": {"help": "the port to listen on; 0 takes a free port", "type": int, "default": 8000},

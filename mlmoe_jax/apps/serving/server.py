@@ -128,6 +128,8 @@ def serve(
     host: str,
     port: int,
     checkpoint: str,
+    rename: str = "",
+    leave_out: str = "",
 ) -> Outcome:
     """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
@@ -138,6 +140,7 @@ def serve(
     Args:
       overrides, checkpoint: as in `Predictor.from_run`.
       port: the port to listen on; 0 = any free port.
+      rename, leave_out: as in `Predictor.rename`.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
@@ -145,7 +148,7 @@ def serve(
     """
     folder.require_model()
     with _listening(host, port) as listener:
-        predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
+        predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint).rename(rename, leave_out)
         failures: list[Exception] = []
 
         def compiled(error: Exception | None) -> None:

@@ -24,7 +24,7 @@ from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label
-from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.outputs import LABELS, Prediction
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
@@ -172,6 +172,7 @@ class Service:
             raise HTTPException(422, "the model has no gates")
         try:
             self.labeler.predictor.check_top_k(options.top_k)
+            self.labeler.predictor.check_gates(options.gates)
         except UserError as error:
             raise HTTPException(422, str(error)) from error
 
@@ -272,7 +273,8 @@ class Service:
             answer["note"] = _FIRST_FRAME
         if options.gates:
             answer["gates"] = {
-                gate: weights_by_label(predictor.names, weights) for gate, weights in output.gates.items()
+                gate: weights_by_label(predictor.names, predictor.output.join(weights.T).T)
+                for gate, weights in output.gates.items()
             }
         if options.attention:
             answer["attention"] = self._attention(image.pixels, output)
@@ -285,9 +287,12 @@ class Service:
         the names of the queries, and their weights over the patches.
         """
         jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
-        names, prompts = self.labeler.predictor.names, list_prompts(self.labeler.predictor.run.config)
+        predictor = self.labeler.predictor
+        prompts, kept = list_prompts(predictor.run.config), predictor.output.kept
+        names = [predictor.names[source] for source in predictor.output.sources[kept]]
         maps = {}
         for kind, weights in output.attention.items():
+            weights = weights[kept] if kind == LABELS else weights
             rounded = np.round(np.float64(weights), _DIGITS).tolist()
             maps[kind] = {"queries": query_names(kind, len(weights), names, prompts), "weights": rounded}
         return {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}

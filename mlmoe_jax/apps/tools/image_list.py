@@ -4,11 +4,14 @@
 
     a.jpg               a file with any suffix, or an address such as gs://bucket/a.jpg
     photos              a folder; all images in it, at any depth, see `image_search.list_images`
+    a.mp4               a video, whose frames are the images
     x.parquet           a container, or a folder of containers, see `data.containers.catalog`
     "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
     @list.txt           a list with one path per line, relative to the folder of the list
     -                   a list on standard input, with paths relative to the working directory
     demo:photographs    the photographs that come with scikit-image, if it is installed
+
+The videos in folders and lists are used if the time between frames is given.
 
 Hidden files and folders (.name) are left out of folders and patterns. A warning counts the files that are left out.
 Paths in a list and addresses are not checked beforehand, because a list may have millions of paths: a missing file is
@@ -22,8 +25,10 @@ import importlib.util
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +36,7 @@ import numpy as np
 
 from mlmoe_jax.apps.tools.path_list import STANDARD_INPUT, read_path_list
 from mlmoe_jax.data.containers.catalog import open_images
+from mlmoe_jax.data.containers.video import VIDEOS, is_video, open_video
 from mlmoe_jax.data.image_search import image_suffixes, list_files, list_images
 from mlmoe_jax.data.images import ImageNames, Images, JoinedImages
 from mlmoe_jax.data.usage import Usage, unused_input
@@ -52,16 +58,19 @@ class ImageList(NamedTuple):
     are_paths: bool = True  # and no container
 
 
-def find_images(items: Sequence[str], *, repeats: bool = True, column: str = "") -> ImageList:
+def find_images(
+    items: Sequence[str], *, repeats: bool = True, column: str = "", every: Fraction | None = None
+) -> ImageList:
     """Return all images that the items of `--images` specify, and log warnings about files that are not used.
 
     If `repeats`, an image that is named again is kept; otherwise each image is in the list once. `column` is the column
-    of images in Parquet files, see `open_images`. Raises UserError if an item specifies no image.
+    of images in Parquet files, and `every` the seconds between frames of videos, see `open_images`.
+    Raises UserError if an item specifies no image.
     """
     sources, usages = [], []
     for item in items:
         usage = Usage(item, "file")
-        source = _images_of_item(item, usage, column)
+        source = _images_of_item(item, usage, column, every)
         if not len(source):
             reasons = "".join(f" ({sentence})" for sentence in usage.sentences())
             raise UserError(
@@ -111,30 +120,37 @@ def _repeats_note(images: Images) -> list[str]:
     return [f"names {quantity(again, 'image')} again, with a row for each time"] if again else []
 
 
-def _images_of_item(item: str, usage: Usage, column: str) -> Sequence[str] | Images:
+def _images_of_item(item: str, usage: Usage, column: str, every: Fraction | None) -> Sequence[str] | Images:
     """Return the images of a container, or the paths of images. The address of an image is not checked."""
     if item.startswith(DEMO):
         return _photographs(item)
+    open_any = partial(open_images, usage=usage, column=column, every=every)
+    open_listed = partial(_open_listed_video, usage=usage, every=every)
     if item == STANDARD_INPUT or item.startswith("@"):
-        return read_path_list(item)
+        return _open_paths(read_path_list(item), open_listed) if every else read_path_list(item)
     path = os.path.expanduser(item)
     file = find_file(path)
-    if not _is_image_address(item) and (images := open_images(file, usage, column=column)) is not None:
+    if not _is_image_address(item) and (images := open_any(file)) is not None:
         return images
     if os.path.isdir(file):
-        return [os.path.join(file, name) for name in list_images(file, usage)]
+        names = list_images(file, usage, suffixes=VIDEOS if every else ())
+        return _open_paths([os.path.join(file, name) for name in names], open_listed)
     if "://" in item or os.path.lexists(file):
         return [path]
-    return _open_matches(next(filter(None, (_match(form, usage) for form in unicode_forms(path))), []), usage, column)
+    return _open_paths(next(filter(None, (_match(form, usage) for form in unicode_forms(path))), []), open_any)
+
+
+def _open_listed_video(path: str, usage: Usage, every: Fraction | None) -> Images | None:
+    return open_video(path, usage, every) if is_video(path) else None
 
 
 def _is_image_address(item: str) -> bool:
     return "://" in item and os.path.splitext(item)[1].lower() in image_suffixes()
 
 
-def _open_matches(paths: list[str], usage: Usage, column: str) -> Sequence[str] | Images:
+def _open_paths(paths: Sequence[str], open_container: Callable[[str], Images | None]) -> Sequence[str] | Images:
     """Return the images of the containers among `paths`, and the other paths; `paths` if none is a container."""
-    opened = [open_images(path, usage, column=column) for path in paths]
+    opened = [open_container(path) for path in paths]
     if all(images is None for images in opened):
         return paths
     sources = ([path] if images is None else images for path, images in zip(paths, opened, strict=True))

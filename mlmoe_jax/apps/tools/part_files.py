@@ -31,8 +31,8 @@ def write_part(path: epath.Path, rows: ResultRows, results: Iterable[LabeledImag
 def _write_parquet(path: str, rows: ResultRows, results: Iterable[LabeledImage]) -> None:
     """Write a table with the columns image, labels (a list), error (null if the image was read), and a float per label.
 
-    With `rows.top_k`, scores is one column, with a list like labels. The labels and scores of an unreadable image are
-    null.
+    With `rows.of_videos`, video and time are columns too. With `rows.top_k`, scores is one column, with a list like
+    labels. The labels and scores of an unreadable image are null.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -40,9 +40,12 @@ def _write_parquet(path: str, rows: ResultRows, results: Iterable[LabeledImage])
     texts, scores = [], []
     for result in results:
         labels = None if result.error else result.labels
-        texts.append({"image": plain(result.image), "labels": labels, "error": plain(result.error) or None})
+        place = {name: plain(value) if isinstance(value, str) else value for name, value in rows.place(result).items()}
+        texts.append({**place, "labels": labels, "error": plain(result.error) or None})
         scores.append(_scores(result, rows))
     kinds = {"image": pa.string(), "labels": pa.list_(pa.string()), "error": pa.string()}
+    if rows.of_videos:
+        kinds |= {"video": pa.string(), "time": pa.float64()}
     columns = {name: pa.array([text[name] for text in texts], kind) for name, kind in kinds.items()}
     if rows.top_k is None:
         unread = np.array([text["error"] is not None for text in texts])

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,7 @@ def describe_settings(predictor: Predictor, top_k: int | None, gates: bool) -> d
         "model": _digest([run.config.model.to_json()]),
         "preprocessing": [preprocess.image_size, *map(float, (*preprocess.mean, *preprocess.std))],
         "label names": list(predictor.names),
+        "--rename and --leave-out": _digest(map(str, predictor.output.sources)),
         "thresholds": _digest(map(str, predictor.thresholds)),
         "calibration": _digest(map(str, np.ravel([calibration.scale, calibration.offset]))),
         "--top-k": top_k,
@@ -245,6 +247,7 @@ def label_parts(
     top_k: int | None = None,
     gates: bool = False,
     column: str = "",
+    every: Fraction | None = None,
 ) -> Outcome:
     """Label images, and write their rows to a folder of parts.
 
@@ -253,7 +256,7 @@ def label_parts(
       kind: the format of the parts, in PART_FORMATS.
       size: the number of images of a part.
       worker: the index of this process among all processes of this command, and their number.
-      items, batch_size, top_k, gates, column: as in `predict_files`.
+      items, batch_size, top_k, gates, column, every: as in `predict_files`.
 
     Returns:
       The labels of the first images to print, and the numbers of images and parts for --json. An image that cannot be
@@ -261,9 +264,9 @@ def label_parts(
     """
     folder = Folder(output)
     folder.require_creatable()
-    found = find_images(items, column=column)
+    found = find_images(items, column=column, every=every)
     predictor = open_predictor()
-    rows = ResultRows(predictor.names, top_k)
+    rows = ResultRows(predictor.names, top_k, of_videos=found.images.of_videos)
     _require_parts_possible(predictor, rows, kind, gates=gates)
     sample_images(found.images, "--images", Decoding.from_config(predictor.run.config.data))
     parts = PartFolder(folder, kind, found.images, size)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
+from mlmoe_jax.data.containers.video import Moment, find_moment
 from mlmoe_jax.data.decoding import Decoding
-from mlmoe_jax.data.images import ImageNames
+from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.split_checks import sample_images
@@ -45,6 +50,8 @@ def predict_files(
     select: str | None = None,
     count: int = 0,
     column: str = "",
+    every: Fraction | None = None,
+    per_video: bool = False,
 ) -> Outcome:
     """Label images and write one row per image.
 
@@ -56,15 +63,18 @@ def predict_files(
       top_k, gates: as in `Predictor.stream`.
       select: the `method` of `select_images`, to label only the `count` images that it chooses; None = all images.
       column: the column of images in Parquet files; "" finds it.
+      every: the seconds between frames of videos, see `open_video`.
+      per_video: whether the frames of a video are one row, see `join_frames`.
 
     Returns:
       The labels of the first images to print, and the numbers of images for --json. Both are empty if the rows are
         written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
         otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
-    found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column)
+    found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
     images = found.images
     predictor = open_predictor()
+    _require_videos_possible(images, predictor, target, per_video=per_video)
     # warns if the images are nearly black
     sample_images(images, "--images", Decoding.from_config(predictor.run.config.data))
     selection = {}
@@ -72,34 +82,84 @@ def predict_files(
         size = predictor.even_batch(len(images), batch_size)
         images, selection = select_images(predictor, images, select, count, size)
     size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages)
-    results = summary.count_results(predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict"))
-    try:
-        if not distributed.is_first():
-            deque(results, maxlen=0)  # it takes part in computing them
-        elif target.kind in FORMATS:
-            names, tree = list(ImageNames(images)), predictor.run.label_space.tree
-            file = LabelFile(target.path, predictor.names, names, version=predictor.version, tree=tree)
-            _write_label_file(file, target, results)
-        else:
-            ResultRows(predictor.names, top_k, selection, ranked=predictor.ranked).write(target, results)
-    except KeyboardInterrupt as error:
-        if select or target.path is None or target.kind in FORMATS:
-            raise
-        raise KeyboardInterrupt(
-            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
-        ) from error
+    results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
+    results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
+    beside = "rank" if predictor.ranked else "time" if per_video else ""
+    rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video)
+    if not distributed.is_first():
+        deque(results, maxlen=0)  # it takes part in computing them
+    elif target.kind in FORMATS:
+        _write_label_file(predictor, images, target, results)
+    else:
+        with contextlib.nullcontext() if select or per_video or target.path is None else _stop_explained(target):
+            rows.write(target, results)
     exit_code = OUTDATED if predictor.run.outdated else DONE
     return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
 
 
-def _shared_images(items: Sequence[str], *, repeats: bool, column: str) -> ImageList:
+@contextlib.contextmanager
+def _stop_explained(target: OutputTarget) -> Iterator[None]:
+    """Say in a KeyboardInterrupt that parts would resume."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(
+            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
+        ) from error
+
+
+def _require_videos_possible(images: Images, predictor: Predictor, target: OutputTarget, *, per_video: bool) -> None:
+    """Raise UserError if the output cannot hold frames of videos, or they cannot be joined."""
+    if images.of_videos and target.kind in FORMATS:
+        raise UserError(
+            f"--format={target.kind} is for image files, and --images has videos; write a table, as with "
+            "--output=FILE.csv, or give --images without videos"
+        )
+    if per_video and not images.of_videos:
+        raise UserError("--per-video is for videos, and --images has none; name videos, or give --every for a folder")
+    if per_video and predictor.ranked:
+        raise UserError("--per-video joins scores, not ranks; set a threshold, as with --config.eval.threshold=0.1")
+
+
+def join_frames(
+    results: Iterable[LabeledImage], predictor: Predictor, top_k: int | None = None
+) -> Iterator[LabeledImage]:
+    """Yield one result for the frames of each video: of each label the highest score, and its time. Images stay.
+
+    Labels are assigned by these scores. A video has the error of its first frame that cannot be read.
+    """
+    moments = ((find_moment(result.image), result) for result in results)
+    for video, frames in itertools.groupby(moments, key=lambda pair: pair[0] and pair[0].video):
+        if video:
+            yield _join_video(video, frames, predictor, top_k)
+        else:
+            yield from (result for _, result in frames)
+
+
+def _join_video(
+    video: str, frames: Iterable[tuple[Moment, LabeledImage]], predictor: Predictor, top_k: int | None
+) -> LabeledImage:
+    scores, times, error = np.full(len(predictor.names), -np.inf), np.zeros(len(predictor.names)), ""
+    for moment, frame in frames:
+        error = error or frame.error
+        if frame.scores is not None:
+            values = np.array(list(frame.scores.values()))
+            times[values > scores] = moment.time
+            scores = np.maximum(scores, values)
+    if np.isinf(scores).all():
+        return LabeledImage(video, error=error)
+    labels = predictor.assign(scores, top_k)
+    return LabeledImage(video, labels, predictor.by_name(scores), error, times=predictor.by_name(times))
+
+
+def _shared_images(items: Sequence[str], *, repeats: bool, column: str, every: Fraction | None = None) -> ImageList:
     """Return the images to label. Only the first process of a job gets the `Usage` of each item of `items`.
 
     With `repeats`, an image that is named twice is labeled twice. Only the first process has standard input. Therefore,
     it makes the list and sends the paths to all other processes. If there is no image, it raises UserError, which ends
     the job.
     """
-    found = find_images(items, repeats=repeats, column=column) if distributed.is_first() else None
+    found = find_images(items, repeats=repeats, column=column, every=every) if distributed.is_first() else None
     if distributed.process()[1] == 1:
         return found
     if found and not found.are_paths:
@@ -171,16 +231,18 @@ class ResultRows:
     scores (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores
     have only the `top_k` labels with the highest scores, by decreasing score.
 
-    If labels are `ranked`, a CSV file has one more column per label, such as "rank sea". With `top_k`, the columns of
-    the labels are label_1, score_1, rank_1, …. A JSON line also has the key ranks (label -> rank). Labels are then in
-    the order of the ranks. With a selection (path of an image -> its values of SELECTION_COLUMNS), SELECTION_COLUMNS
-    are columns or keys after image.
+    If labels are ranked (`beside` is rank), a CSV file has one more column per label, such as "rank sea". With `top_k`,
+    the columns of the labels are label_1, score_1, rank_1, …. A JSON line also has the key ranks (label -> rank).
+    Labels are then in the order of the ranks. For one row per video, `beside` is time. With a selection (path of an
+    image -> its values of SELECTION_COLUMNS), SELECTION_COLUMNS are columns or keys after image. If there are frames
+    `of_videos`, so are video and time, which are empty for other images.
     """
 
     names: Sequence[str]
     top_k: int | None = None
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    ranked: bool = False
+    beside: str = ""
+    of_videos: bool = False
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""
@@ -207,52 +269,66 @@ class ResultRows:
 
     def heading(self) -> list[str]:
         """Return the column names of a CSV file."""
-        image = ["image", *(SELECTION_COLUMNS if self.selection else ())]
+        image = ["image", *(Moment._fields if self.of_videos else ()), *(SELECTION_COLUMNS if self.selection else ())]
         if self.top_k is None:
-            ranks = [f"rank {name}" for name in self.names] if self.ranked else []
-            return [*image, "labels", "error", *self.names, *ranks]
-        columns = ("label", "score", "rank") if self.ranked else ("label", "score")
+            beside = [f"{self.beside} {name}" for name in self.names] if self.beside else []
+            return [*image, "labels", "error", *self.names, *beside]
+        columns = ("label", "score", *filter(None, [self.beside]))
         return [*image, "error", *(f"{column}_{place}" for place in range(1, self.top_k + 1) for column in columns)]
 
     def cells(self, result: LabeledImage) -> list[Any]:
         """Return the cells of a result in a CSV file."""
         score = {name: self._format_score(value) for name, value in (result.scores or {}).items()}
-        rank = {name: round(value, 3) for name, value in (result.ranks or {}).items()}
-        image = [result.image, *self.selection.get(result.image, {}).values()]
+        beside = {name: round(value, 3) for name, value in (result.ranks or result.times or {}).items()}
+        image = list(self.place(result).values())
         if self.top_k is None:
-            tables = (score, rank) if self.ranked else (score,)
+            tables = (score, beside) if self.beside else (score,)
             cells = [table.get(name, "") for table in tables for name in self.names]
             return [*image, join_names(result.labels), result.error, *cells]
-        best = [cell for name in result.labels for cell in (name, score[name], rank.get(name, ""))]
-        if not self.ranked:
+        best = [cell for name in result.labels for cell in (name, score[name], beside.get(name, ""))]
+        if not self.beside:
             del best[2::3]
         return [*image, result.error, *(best or [""] * (len(self.heading()) - len(image) - 1))]
 
+    def place(self, result: LabeledImage) -> dict[str, Any]:
+        """Return the image of a result, and its values in the columns that follow."""
+        place: dict[str, Any] = {"image": result.image}
+        if self.of_videos:
+            moment = find_moment(result.image) or Moment(None, None)
+            place |= moment._asdict()
+        return {**place, **self.selection.get(result.image, {})}
+
     def _format_score(self, value: float) -> str:
         """Return a score with six decimal places, or six significant digits if it may be far below 0.000001."""
-        return f"{value:.6g}" if self.ranked else f"{value:.6f}"
+        return f"{value:.6g}" if self.beside == "rank" else f"{value:.6f}"
 
     def document(self, result: LabeledImage) -> dict[str, Any]:
         """Return the JSON object of a result in a JSON lines file."""
+        place = self.place(result)
         if result.error:
-            return {"image": result.image, "error": result.error}
-        scores, ranks = result.scores or {}, result.ranks or {}
+            place["error"] = result.error
+        if result.scores is None:
+            return place
+        scores, beside = result.scores, result.ranks or result.times or {}
         if self.top_k is not None:
-            scores, ranks = ({name: table[name] for name in result.labels if table} for table in (scores, ranks))
-        row = {"image": result.image, **self.selection.get(result.image, {}), "labels": result.labels, "scores": scores}
-        if ranks:
-            row["ranks"] = ranks
+            scores, beside = ({name: table[name] for name in result.labels if table} for table in (scores, beside))
+        row = {**place, "labels": result.labels, "scores": scores}
+        if beside:
+            row[f"{self.beside}s"] = beside
         if result.gates is not None:
             row["gates"] = {gate: weights_by_label(self.names, weights) for gate, weights in result.gates.items()}
         return row
 
 
-def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
+def _write_label_file(
+    predictor: Predictor, images: Images, target: OutputTarget, results: Iterable[LabeledImage]
+) -> None:
     """Write the predictions of the readable images in the format `target.kind` of a labeling tool.
 
     Raises UserError if the format cannot represent the names of the images or labels.
     """
-    form = FORMATS[target.kind]
+    form, names = FORMATS[target.kind], list(ImageNames(images))
+    file = LabelFile(target.path, predictor.names, names, version=predictor.version, tree=predictor.tree)
     form.require(file)
     entries = (
         LabelEntry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
@@ -302,7 +378,7 @@ class Summary:
 
 
 def _labels_text(result: LabeledImage) -> str:
-    if result.error:
+    if result.scores is None:
         return "unreadable"
     if not result.labels:
         return "(no label reaches its threshold)"

@@ -6,6 +6,8 @@
 Files of YOLO, with the class number and four or more other numbers of a box or polygon per line, are also read. The
 class number, from 0, is the position of the name in the file `data.classes`. An empty file means no labels.
 
+Labels are added to the files that exist, in the output or beside the images, after their tags. No tag is repeated.
+
 `wd_tagger` is such a folder with the list of all tags that the taggers of SmilingWolf have, selected_tags.csv with the
 columns tag_id, name, category and count. In its text files a tag may be written with spaces for _ and with \\( and \\).
 """
@@ -24,10 +26,10 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.sources.source import named_files
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_text
+from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, find_file, read_text
 from mlmoe_jax.runtime.formats import read_rows
-from mlmoe_jax.runtime.storage import Folder, atomic_folder, require_new
-from mlmoe_jax.runtime.text import compose
+from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.text import compose, quantity
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
@@ -104,29 +106,105 @@ def _read_tags(path: Path) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
 
 
+class _TextFiles:
+    """The text files of the images of `file`, in the folder `file.path`, which may have the images too."""
+
+    def __init__(self, file: LabelFile):
+        self.folder, self.output = file.folder, os.path.abspath(file.path)
+        images = [os.path.abspath(os.path.join(file.folder, image)) for image in file.images]
+        is_inside = all(Path(image).is_relative_to(self.output) for image in images)
+        self.parent = self.output if is_inside else common_parent(file.images)
+
+    def find(self, image: str) -> tuple[str, str]:
+        """Return the path of the text file of an image, relative to the output, and the path beside the image."""
+        whole = os.path.splitext(os.path.join(self.folder, image))[0] + ".txt"
+        name = os.path.relpath(whole, self.parent) if self.parent else os.path.splitext(image)[0] + ".txt"
+        return os.path.relpath(find_file(os.path.join(self.output, name)), self.output), whole
+
+
 def _require(file: LabelFile) -> None:
     if bad := next((name for name in file.names if "," in name or name != name.strip()), None):
         raise UserError(f"a text file of tags cannot hold the label {bad!r}, because commas separate tags; rename it")
+    if "://" in os.fspath(file.path):
+        raise UserError(f"--output={file.path} is no local folder, which text files of tags need")
     file.require_stems()
-    require_new(file.path)
+    Folder(file.path).require_creatable()
+    files = _TextFiles(file)
+    for image in file.images:
+        name, beside = files.find(image)
+        _read_existing(file.path / name, beside)
+    if (file.path / TAGS).exists():
+        _read_counts(file.path / TAGS)
+
+
+def _read_existing(*paths: PathLike) -> str:
+    """Return the text of the first of the files that exists; UserError if it is no text of tags."""
+    for path in map(find_file, paths):
+        if os.path.exists(path):
+            with damage_explained(path):
+                text = read_text(path, MOST_TAGS)
+            if any(map(_BOX.fullmatch, map(str.strip, text.splitlines()))):
+                raise UserError(f"{path} has boxes, to which no tags can be added; name another --output")
+            return text
+    return ""
+
+
+def _append_tags(text: str, labels: Sequence[str]) -> tuple[str, list[str]]:
+    """Return a text of tags with labels at its end, and the labels that it did not have in any spelling."""
+    known = set(map(compose, split_tags(text)))
+    new = [label for label in labels if known.isdisjoint((compose(label), *map(compose, _spellings(label))))]
+    if text and not new:
+        return text, new
+    kept = text.rstrip().rstrip(",").rstrip()
+    separator = "\n" if "\n" in kept and "," not in kept else ", "
+    return separator.join([*filter(None, [kept]), *new]) + "\n", new
+
+
+def _read_counts(path: PathLike) -> list[dict[str, str]]:
+    with damage_explained(path):
+        rows = read_rows(io.StringIO(read_text(path), newline=""))
+        return [{**row, "tag_id": int(row["tag_id"]), "count": int(row["count"])} for row in rows if row["name"]]
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
-    parent = common_parent(file.images)
-    counts: Counter[str] = Counter()
-    with atomic_folder(Path(file.path)) as folder:
-        for entry in entries:
-            if entry.labels is None:
-                continue
-            counts.update(entry.labels)
-            image = os.path.relpath(entry.image, parent) if parent else entry.image
-            path = folder / Path(image).with_suffix(".txt")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(", ".join(entry.labels) + "\n", encoding="utf-8")
-        if listed:
-            rows = [[k, name, 0, counts[name]] for k, name in enumerate(file.names)]
-            Folder(folder).write_csv(TAGS, ["tag_id", "name", "category", "count"], rows)
-    return f"copy its content over {parent or file.folder or 'the working directory'} to put each file beside its image"
+    files, folder, counts, unchanged = _TextFiles(file), Folder(file.path), Counter[str](), 0
+    has_counts = folder.inside(TAGS).exists()
+    for entry in entries:
+        if entry.labels is None:
+            continue
+        name, beside = files.find(entry.image)
+        path, labels = folder.inside(name), list(entry.labels)
+        _, new = _append_tags(_read_existing(path, beside), labels)
+        counts.update(new if has_counts else labels)
+        if path.exists() and not new:
+            unchanged += 1
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.update(name, partial(_tagged, path, beside, labels))
+    if listed:
+        _add_counts(folder, file.names, counts)
+    place = files.parent or file.folder or "the working directory"
+    is_beside = files.parent == files.output
+    notes = [] if is_beside else [f"copy its content over {place} to put each file beside its image"]
+    notes += [f"{quantity(unchanged, 'text file')} had all labels already"] if unchanged else []
+    return "; ".join(notes)
+
+
+def _tagged(path: PathLike, beside: PathLike, labels: Sequence[str]) -> bytes:
+    return _append_tags(_read_existing(path, beside), labels)[0].encode()
+
+
+def _add_counts(folder: Folder, names: Sequence[str], counts: Counter[str]) -> None:
+    """Write the list of all tags to a folder: the tags that it has, in their order, and further ones."""
+    path = folder.inside(TAGS)
+    rows = _read_counts(path) if path.exists() else []
+    known = {row["name"] for row in rows}
+    columns = list(rows[0]) if rows else ["tag_id", "name", "category", "count"]
+    rows = [{**row, "count": row["count"] + counts[row["name"]]} for row in rows]
+    first = 1 + max((row["tag_id"] for row in rows), default=-1)
+    for number, name in enumerate((name for name in names if name not in known), first):
+        rows.append({"tag_id": number, "name": name, "category": 0, "count": counts[name]})
+    folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in rows])
 
 
 def common_parent(images: Sequence[str]) -> str:

@@ -95,6 +95,26 @@ def test_options(ask):
     assert "attention" not in result
 
 
+def test_a_server_answers_with_new_names(tmp_path):
+    (tmp_path / "rename.csv").write_text("red,warm\nblue,warm\n")
+    (tmp_path / "leave_out.txt").write_text("dark\n")
+    labeler = make_labeler()
+    labeler.predictor = labeler.predictor.rename(tmp_path / "rename.csv", tmp_path / "leave_out.txt")
+    explained = image_request(150, 90, 200, url="/predict?attention=true")
+    joined = image_request(150, 90, 200, url="/predict?gates=true")
+    with client_of(Service(labeler)) as send:
+        model, answer, refusal = send({"method": "GET", "url": "/model"}, explained, joined)
+    assert model.json()["labels"] == [{"name": "warm", "threshold": 0.5}, {"name": "green", "threshold": 0.5}]
+    (result,) = answer.json()["results"]
+    assert result["labels"] == ["warm"]
+    assert result["scores"] == pytest.approx(dict(zip(("warm", "green"), expected(200, 90)[:2], strict=True)), rel=1e-4)
+    maps = result["attention"]["maps"]["labels"]
+    assert maps["queries"] == ["warm", "warm", "green"]
+    assert len(maps["weights"]) == 3
+    assert refusal.status_code == 422
+    assert refusal.json()["error"].startswith("gates are of one label")
+
+
 def test_attention_is_that_of_the_image_and_comes_with_it(ask):
     image = color(0)
     image[:2, 2:] = 250  # the upper right patch

@@ -103,7 +103,7 @@ def of_labels(name, form, output, *says):
 
     def make(at):
         write_voc(at)
-        (at / "VOCval").mkdir()
+        (at / "VOCval").touch()
 
     return Refusal(
         name,
@@ -141,7 +141,7 @@ OF_OUTPUTS = [
     ),
     of_labels("two splits in one file", "cvat", "{at}/a.xml", "there are the splits train and val; write {split} in -"),
     of_labels("no folder", "cvat", "{at}/no/{split}.xml", "cannot write {at}/no/train.xml"),
-    of_labels("a folder that exists", "sidecar", "{at}/VOC{split}", "VOCval already exists"),
+    of_labels("a file as folder", "sidecar", "{at}/VOC{split}", "VOCval is a file"),
     of_names("one stem", "sidecar", ("a.png", "a.jpg"), "would name a.png and a.jpg alike"),
     of_names("one stem in a folder", "fiftyone", ("a.png", "./a.jpg"), "would name a.png and a.jpg alike"),
     of_names("a comma", "wd_tagger", ("a.png",), "cannot hold the label 'x,y'", label="x,y"),
