@@ -8,7 +8,7 @@ import numpy as np
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.outputs import Features, Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh
 
@@ -39,10 +39,9 @@ class ColorModel:
             if not return_attention:
                 return Prediction(logits, gates=gates)
             patches = image[..., 0].reshape(-1, 2, 2, 2, 2).mean(axis=(2, 4)).reshape(-1, 1, 4)
-            return Prediction(logits, gates=gates, attention={"labels": jnp.tile(patches, (1, 4, 1))}, grid=(2, 2))
+            attention = {"labels": jnp.tile(patches, (1, 4, 1))}
+            return Prediction(logits, gates=gates, attention=attention, grid=(2, 2), features=mean)
 
-        model.encode = lambda image: Features(image.mean(axis=(1, 2)), None, None, (0, 0))
-        model.classify = lambda features: model(features.cls[:, None, None])
         return model
 
     def read_stats(self, model):
