@@ -18,7 +18,7 @@ from unittest import mock
 import agreement
 import jax
 import jax.numpy as jnp
-import kernels
+import kernel_cases
 import numpy as np
 import protocol
 from flax import nnx
@@ -183,7 +183,7 @@ def _attention_by(way: str) -> Iterator[None]:
 
 def _kernel(case: dict[str, Any]) -> protocol.Program:
     """An operation of models/layers/dispatch.py with its gradients."""
-    compiled, arrays = kernels.compile_case(case)
+    compiled, arrays = kernel_cases.compile_case(case)
     return _repeated(compiled, *arrays)
 
 
@@ -307,7 +307,7 @@ FUNCTIONS = (
     reduced_difference,
     training_loop,
     bare_step,
-    kernels.kernel_cases,
+    kernel_cases.kernel_cases,
     *agreement.FUNCTIONS,
 )
 

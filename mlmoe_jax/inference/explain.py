@@ -73,7 +73,7 @@ def make_explain_step(
         prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
-    return jit_step(step, definition, mesh)
+    return jit_step(step, mesh)
 
 
 # ------------------------------------------------------------------------------------------------- names of the prompts

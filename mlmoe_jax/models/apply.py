@@ -93,7 +93,7 @@ def make_eval_step(
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         return {**outputs, "gates": prediction.gates} if gates else outputs
 
-    return jit_step(step, definition, mesh)
+    return jit_step(step, mesh)
 
 
 def make_embedding_step(
@@ -110,7 +110,7 @@ def make_embedding_step(
         outputs = {"logits": prediction.logits, "features": prediction.features}
         return {**outputs, "id": batch["id"], "mask": batch["mask"]}
 
-    return jit_step(step, definition, mesh)
+    return jit_step(step, mesh)
 
 
 def make_feature_step(
@@ -127,10 +127,10 @@ def make_feature_step(
         features = definition.merge(definition.shapes(), values).encode(preprocess(batch["image"]))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
-    return jit_step(step, definition, mesh)
+    return jit_step(step, mesh)
 
 
-def jit_step(step: Callable, definition: ModelDef, mesh: Mesh) -> Callable:
+def jit_step(step: Callable, mesh: Mesh) -> Callable:
     """Return the jitted step of a model, whose results every process receives."""
-    options = compiler_options(mesh.devices.flat[0].platform, bfloat16=definition.bfloat16)
+    options = compiler_options(mesh.devices.flat[0].platform)
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED), compiler_options=options)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
@@ -31,10 +30,9 @@ def named_variables(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str,
 class ModelDef:
     """The structure of a model without its values, which `split` separates and `merge` joins again."""
 
-    def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]], bfloat16: bool):
+    def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
         self._graphdef = graphdef
         self._variables = variables
-        self.bfloat16 = bfloat16  # whether matmuls are in bfloat16
 
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
@@ -52,8 +50,7 @@ class ModelDef:
             path: (position, v.replace(jax.ShapeDtypeStruct(v.shape, v.dtype)))
             for path, (position, v) in variables.items()
         }
-        bfloat16 = any(getattr(part, "dtype", None) == jnp.bfloat16 for _, part in nnx.iter_modules(model))
-        return cls(graphdef, shapes, bfloat16), params, stats
+        return cls(graphdef, shapes), params, stats
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Return {path: ShapeDtypeStruct} of all parameters and batch statistics."""

@@ -10,13 +10,12 @@ import jax
 
 Options = dict[str, bool | int | str]
 
-_VECTORS, _MATMULS = "xla_cpu_prefer_vector_width", "xla_cpu_experimental_onednn_custom_call"
-_YNNPACK, _KIND = "xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_"  # the default is all three kinds
-_SUMS, _PRODUCTS = f"{_KIND}REDUCE", f"{_KIND}INDIVIDUAL_DOT,{_KIND}INDIVIDUAL_CONVOLUTION"
-_FIRST_WITH_ONEDNN, _FIRST_RIGHT_ON_GPUS = (0, 12), (0, 11, 2)
+_VECTORS, _YNNPACK = "xla_cpu_prefer_vector_width", "xla_cpu_experimental_ynn_fusion_type"
+_PRODUCTS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"  # all kinds but sums
+_FIRST_RIGHT_ON_GPUS = (0, 11, 2)
 
 
-def compiler_options(platform: str, *, bfloat16: bool = False, many_rows: bool = False) -> Options:
+def compiler_options(platform: str, *, many_rows: bool = False) -> Options:
     """Return the options of a program for a JAX platform, {} unless it is a CPU. Options in XLA_FLAGS are left out.
 
     XLA uses vectors of 512 bits, instead of 256, on a CPU that has them. Wide vectors speed up GELU, normalizations and
@@ -24,8 +23,6 @@ def compiler_options(platform: str, *, bfloat16: bool = False, many_rows: bool =
     DR-MoE on ResNet-101 takes 0.92.
 
     Args:
-      bfloat16: whether matmuls are in bfloat16. From JAX 0.12 on, oneDNN computes them then, instead of YNNPACK, which
-        copies transposed operands.
       many_rows: whether sums are over products of any shape. YNNPACK does not compute them then: in JAX 0.10.2, sums
         over the columns of a matmul that contracts three columns are wrong from row 32,768 on (jax issue 39103). XLA's
         own sums make a softmax two to five times as slow, so the option is only for programs without one.
@@ -35,8 +32,6 @@ def compiler_options(platform: str, *, bfloat16: bool = False, many_rows: bool =
     options: Options = {_VECTORS: 512}
     if many_rows:
         options[_YNNPACK] = _PRODUCTS
-    elif bfloat16 and jax.__version_info__ >= _FIRST_WITH_ONEDNN:
-        options |= {_MATMULS: True, _YNNPACK: _SUMS}
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in given}
 

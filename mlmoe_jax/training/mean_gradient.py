@@ -66,4 +66,4 @@ def _gradient_step(run: Run, paths: Sequence[str], labels: LabelMatrix) -> Calla
     def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
         return jax.grad(loss_of)({path: values[path] for path in paths}, values, frozen, batch, key)
 
-    return jit_step(step, run.definition, run.mesh)
+    return jit_step(step, run.mesh)

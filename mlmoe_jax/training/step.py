@@ -96,9 +96,9 @@ class TrainStep:
     All buffers of the state are donated, except the frozen weights, which the compiled function does not return.
     """
 
-    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None, *, bfloat16: bool = False):
+    def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
         self._step, self._mesh, self._label_axes = step, mesh, label_axes
-        self._options = compiler_options(mesh.devices.flat[0].platform, bfloat16=bfloat16)
+        self._options = compiler_options(mesh.devices.flat[0].platform)
         self._compiled: jax.stages.Compiled | None = None
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
@@ -165,7 +165,7 @@ def make_train_step(
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
-    return TrainStep(step, mesh, label_axes, bfloat16=definition.bfloat16)
+    return TrainStep(step, mesh, label_axes)
 
 
 def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:

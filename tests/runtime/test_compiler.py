@@ -14,11 +14,7 @@ from mlmoe_jax.runtime.compiler import compiler_options, known_errors
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.build_steps import abstract_steps
 
-VECTORS, YNNPACK, ONEDNN = (
-    "xla_cpu_prefer_vector_width",
-    "xla_cpu_experimental_ynn_fusion_type",
-    "xla_cpu_experimental_onednn_custom_call",
-)
+VECTORS, YNNPACK = "xla_cpu_prefer_vector_width", "xla_cpu_experimental_ynn_fusion_type"
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +23,8 @@ def no_flags(monkeypatch):
 
 
 def test_only_programs_for_a_cpu_have_options():
-    assert compiler_options("gpu", bfloat16=True, many_rows=True) == compiler_options("tpu") == {}
+    assert compiler_options("gpu", many_rows=True) == compiler_options("tpu") == {}
     assert compiler_options("cpu") == {VECTORS: 512}
-
-
-def test_onednn_multiplies_in_bfloat16_from_jax_0_12_on(monkeypatch):
-    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-    assert compiler_options("cpu", bfloat16=True) == {VECTORS: 512}
-    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0, 1))
-    assert compiler_options("cpu") == {VECTORS: 512}
-    expected = {VECTORS: 512, ONEDNN: True, YNNPACK: "LIBRARY_FUSION_TYPE_REDUCE"}
-    assert compiler_options("cpu", bfloat16=True) == expected
 
 
 def test_flags_of_the_user_stay(monkeypatch):
@@ -45,20 +32,18 @@ def test_flags_of_the_user_stay(monkeypatch):
     assert compiler_options("cpu", many_rows=True) == {}
 
 
-def test_the_steps_of_a_model_are_compiled_with_the_options_of_its_type(monkeypatch):
+def test_the_steps_of_a_model_are_compiled_with_the_options(monkeypatch):
     use_vit(monkeypatch, patch=32)
     asked = []
     monkeypatch.setattr(compiler, "compiler_options", lambda *a, **k: asked.append((a, k)) or {VECTORS: 256})
     for module in ("mlmoe_jax.models.apply", "mlmoe_jax.training.step"):
         monkeypatch.setattr(f"{module}.compiler_options", compiler.compiler_options)
-    for dtype in ("float32", "bfloat16"):
-        config = load_config("linear_probe:dataset=digits", {"model.dtype": dtype})
-        abstract_steps(config, make_mesh(config.mesh), 4)
-        assert asked == [(("cpu",), {"bfloat16": dtype == "bfloat16"})] * 2, "training and evaluation"
-        asked.clear()
+    config = load_config("linear_probe:dataset=digits")
+    abstract_steps(config, make_mesh(config.mesh), 4)
+    assert asked == [(("cpu",), {})] * 2, "training and evaluation"
 
 
-@pytest.mark.parametrize("options", [{}, {"bfloat16": True}, {"many_rows": True}])
+@pytest.mark.parametrize("options", [{}, {"many_rows": True}])
 def test_this_version_knows_the_options(options):
     program = jax.jit(lambda x: x @ x, compiler_options=compiler_options("cpu", **options))
     assert np.asarray(program(jnp.ones((8, 8), jnp.bfloat16)))[0, 0] == 8
