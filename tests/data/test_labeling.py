@@ -231,7 +231,7 @@ def test_labels_are_added_to_the_tags_of_a_person(text, expected, folder):
         (folder / "a.txt").write_bytes(text.encode())
     written_tags(folder)
     assert (folder / "a.txt").read_bytes() == expected.encode()
-    assert written_tags(folder) == "1 text file had all labels already"
+    assert written_tags(folder) == "1 file had all labels already"
     assert (folder / "a.txt").read_bytes() == expected.encode()
 
 
