@@ -128,7 +128,7 @@ def _match(labels: Sequence[str], flag: str, path: PathLike, lines: Mapping[str,
         raise UserError(f"{flag}={path} has the pattern {pattern!r:.100}, which no label matches; correct it")
     if unknown:
         logging.getLogger(__name__).warning(
-            f"{flag}={path}: {len(unknown):,} of {quantity(len(lines), 'name')} are no label: {abbreviate(unknown)}"
+            f"{flag}={path} has {quantity(len(unknown), 'name')} of no label: {abbreviate(unknown)}"
         )
     return values
 

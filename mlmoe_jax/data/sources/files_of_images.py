@@ -95,8 +95,8 @@ class ImageFiles:
 
 
 def existing_files(paths: Iterable[str]) -> list[str]:
-    """Return the paths at which there are files, once each."""
-    return list(filter(os.path.exists, dict.fromkeys(map(find_file, paths))))
+    """Return the paths at which there are files or links, once each."""
+    return list(filter(os.path.lexists, dict.fromkeys(map(find_file, paths))))
 
 
 def find_images(given: LabelInput, names: Callable[[str], Iterable[str]]) -> list[str]:

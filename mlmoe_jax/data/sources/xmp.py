@@ -137,8 +137,8 @@ def _read_list(element: Element) -> list[str]:
     """Return the texts of an array in an element, or the text of an element without an array."""
     _, *nodes = element.iter()
     array, *items = [node.tag for node in nodes] or _ARRAYS[:1]
-    has_rdf = any(key.startswith(_RDF) for node in element.iter() for key in node.attrib)  # a link, or XML as a text
-    if has_rdf or array not in _ARRAYS or {*items} - {_ITEM}:
+    is_more = any(node.attrib for node in element.iter())  # a link, XML as a text, or a text with a language
+    if is_more or array not in _ARRAYS or {*items} - {_ITEM}:
         raise _no_list(element.tag)
     return [node.text or "" for node in (nodes[1:] if nodes else [element])]
 
