@@ -13,6 +13,7 @@ columns tag_id, name, category and count. In its text files a tag may be written
 """
 
 import io
+import itertools
 import os
 import re
 from collections import Counter
@@ -144,12 +145,13 @@ def _write_listed(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
             yield entry
 
     note = files.write(counted())
-    first = 1 + max((row["tag_id"] for row in rows.values()), default=-1)
-    for number, name in enumerate((name for name in file.names if name not in rows), first):
-        rows[name] = {"tag_id": number, "name": name, "category": 0, "count": 0}
+    numbers = itertools.count(1 + max((row["tag_id"] for row in rows.values()), default=-1))
+    for name in file.names:
+        if name not in rows:
+            rows[name] = {"tag_id": next(numbers), "name": name, "category": 0, "count": 0}
+        rows[name]["count"] += counts[name]
     columns = list(next(iter(rows.values())))
-    table = [{**row, "count": row["count"] + counts[name]} for name, row in rows.items()]
-    files.folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in table])
+    files.folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in rows.values()])
     return note
 
 
