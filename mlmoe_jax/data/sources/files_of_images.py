@@ -45,7 +45,7 @@ class ImageFiles:
     """The files with the labels of the images of `file`, in the folder `file.path`."""
 
     def __init__(self, file: LabelFile, spell: Spell, change: Change):
-        self.folder, self._spell, self._change = Folder(file.path), spell, change
+        self.folder, self._names, self._spell, self._change = Folder(file.path), file.names, spell, change
         self._images = {image: os.path.abspath(os.path.join(file.folder, image)) for image in file.images}
         self._stems = Counter(os.path.splitext(image)[0] for image in self._images.values())
         self._output = self._parent = os.path.abspath(file.path)
@@ -64,8 +64,10 @@ class ImageFiles:
         file = os.path.basename(found[0] if found else self._spell(name, is_shared)[0])
         return ImageFile(os.path.join(os.path.dirname(name), file), found, whole)
 
-    def require(self) -> None:
-        """Raise UserError if the folder cannot be written, or labels cannot be added to an existing file."""
+    def require(self, separator: str) -> None:
+        """Raise UserError if the files cannot hold the labels, or the folder or an existing file cannot be changed."""
+        if bad := next((name for name in self._names if separator in name or name != name.strip()), None):
+            raise UserError(f"files of tags cannot hold the label {bad!r}: {separator} and spaces end tags; rename it")
         if not self.folder.is_local:
             raise UserError(f"--output={self.folder} is no local folder, which files of single images need")
         self.folder.require_creatable()

@@ -105,9 +105,7 @@ def _sidecars(file: LabelFile, short: bool) -> ImageFiles:
 
 
 def _require(file: LabelFile, *, short: bool) -> None:
-    if bad := next((name for name in file.names if "|" in name), None):
-        raise UserError(f"XMP cannot hold the label {bad!r}, because | separates levels of keywords; rename it")
-    _sidecars(file, short).require()
+    _sidecars(file, short).require("|")  # between levels of keywords
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, short: bool) -> str:

@@ -27,7 +27,7 @@ from mlmoe_jax.data.sources.files_of_images import ImageFile, ImageFiles, find_i
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, find_file, read_bytes, read_text
+from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_bytes, read_text
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.runtime.text import compose
 
@@ -40,7 +40,7 @@ _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the tagger
 
 
 def _read(given: LabelInput, *, listed: bool) -> LabelRows:
-    names = _read_tags(given.path / TAGS) if listed else None
+    names = tuple(_read_tags(given.path / TAGS)) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
     classes = given.classes if given.config.classes else ()
@@ -82,10 +82,11 @@ def _spellings(name: str) -> list[str]:
     return [re.sub(r"([()])", r"\\\1", spelling) for spelling in (name, spaced)] + [spaced]
 
 
-def _read_tags(path: Path) -> tuple[str, ...]:
+def _read_tags(path: Path) -> dict[str, dict[str, Any]]:
+    """Return tag -> its row in the list of all tags."""
     with damage_explained(path):
-        text = io.StringIO(read_text(path), newline="")
-        return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
+        rows = read_rows(io.StringIO(read_text(path), newline=""))
+        return {row["name"]: {**row, **{name: int(row.get(name, 0)) for name in ("tag_id", "count")}} for row in rows}
 
 
 def _text_files(file: LabelFile) -> ImageFiles:
@@ -93,12 +94,10 @@ def _text_files(file: LabelFile) -> ImageFiles:
 
 
 def _require(file: LabelFile) -> None:
-    if bad := next((name for name in file.names if "," in name or name != name.strip()), None):
-        raise UserError(f"a text file of tags cannot hold the label {bad!r}, because commas separate tags; rename it")
     file.require_stems()
-    _text_files(file).require()
+    _text_files(file).require(",")
     if (file.path / TAGS).exists():
-        _read_counts(file.path / TAGS)
+        _read_tags(file.path / TAGS)
 
 
 def _tag_file(file: ImageFile, labels: Sequence[str]) -> bytes:
@@ -137,7 +136,7 @@ def _write_listed(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     """Write the text files, and the list of all tags: those that it has, in their order, and further ones."""
     files, counts = _text_files(file), Counter[str]()
     path = files.folder.inside(TAGS)
-    rows = _read_counts(path) if path.exists() else {}
+    rows = _read_tags(path) if path.exists() else {}
 
     def counted() -> Iterator[LabelEntry]:
         for entry in entries:
@@ -153,13 +152,6 @@ def _write_listed(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     columns = list(next(iter(rows.values())))
     files.folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in rows.values()])
     return note
-
-
-def _read_counts(path: PathLike) -> dict[str, dict[str, Any]]:
-    """Return tag -> its row in the list of all tags."""
-    with damage_explained(path):
-        rows = read_rows(io.StringIO(read_text(path), newline=""))
-        return {row["name"]: {**row, "tag_id": int(row["tag_id"]), "count": int(row["count"])} for row in rows}
 
 
 SIDECAR = Format("", partial(_read, listed=False), _write, require=_require)
