@@ -22,7 +22,7 @@ from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import compose, quantity
 
 
-class ImageFile(NamedTuple):
+class TagFile(NamedTuple):
     """The file with the labels of an image.
 
     Attributes:
@@ -38,10 +38,10 @@ class ImageFile(NamedTuple):
 
 # (path of an image, whether another image differs only in its suffix) -> possible paths of its file, a new one first
 Spell = Callable[[str, bool], Sequence[str]]
-Change = Callable[[ImageFile, Sequence[str]], bytes]  # (file, labels) -> its content with these labels
+Change = Callable[[TagFile, Sequence[str]], bytes]  # (file, labels) -> its content with these labels
 
 
-class ImageFiles:
+class TagFiles:
     """The files with the labels of the images of `file`, in the folder `file.path`."""
 
     def __init__(self, file: LabelFile, spell: Spell, change: Change):
@@ -54,7 +54,7 @@ class ImageFiles:
             if any(os.path.isabs(image) or ".." in Path(image).parts for image in file.images):
                 self._parent = os.path.commonpath(map(os.path.dirname, self._images.values()))
 
-    def find(self, image: str) -> ImageFile:
+    def find(self, image: str) -> TagFile:
         """Return the file of an element of `file.images`."""
         whole = self._images[image]
         name = os.path.relpath(whole, self._parent)
@@ -62,7 +62,7 @@ class ImageFiles:
         places = (os.path.join(self._output, name), whole)
         found = existing_files(path for place in places for path in self._spell(place, is_shared))
         file = os.path.basename(found[0] if found else self._spell(name, is_shared)[0])
-        return ImageFile(os.path.join(os.path.dirname(name), file), found, whole)
+        return TagFile(os.path.join(os.path.dirname(name), file), found, whole)
 
     def require(self, separator: str) -> None:
         """Raise UserError if the files cannot hold the labels, or the folder or an existing file cannot be changed."""

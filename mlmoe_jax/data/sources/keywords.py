@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import IptcRecords, read_embedded
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import ImageFile, ImageFiles, existing_files, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, find_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
@@ -100,8 +100,8 @@ def _decode_iptc(records: IptcRecords) -> list[str] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-def _sidecars(file: LabelFile, short: bool) -> ImageFiles:
-    return ImageFiles(file, partial(_sidecar_names, short=short), partial(_label_sidecar, _tree_paths(file)))
+def _sidecars(file: LabelFile, short: bool) -> TagFiles:
+    return TagFiles(file, partial(_sidecar_names, short=short), partial(_label_sidecar, _tree_paths(file)))
 
 
 def _require(file: LabelFile, *, short: bool) -> None:
@@ -125,7 +125,7 @@ def _tree_paths(file: LabelFile) -> dict[str, list[str]]:
     return paths
 
 
-def _label_sidecar(paths: Mapping[str, Sequence[str]], file: ImageFile, labels: Sequence[str]) -> bytes:
+def _label_sidecar(paths: Mapping[str, Sequence[str]], file: TagFile, labels: Sequence[str]) -> bytes:
     """Return the sidecar of an image, or a new one, with the labels that were never written to it."""
     packet = _read_packet(file.found[0]) if file.found else XmpPacket(EMPTY)
     earlier, new = packet.keywords(), _absent(packet.lists.get(WRITTEN, ()), labels)

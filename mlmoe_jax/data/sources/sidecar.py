@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import ImageFile, ImageFiles, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, find_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.errors import UserError
@@ -89,8 +89,8 @@ def _read_tags(path: Path) -> dict[str, dict[str, Any]]:
         return {row["name"]: {**row, **{name: int(row.get(name, 0)) for name in ("tag_id", "count")}} for row in rows}
 
 
-def _text_files(file: LabelFile) -> ImageFiles:
-    return ImageFiles(file, lambda image, _: [f"{os.path.splitext(image)[0]}.txt"], _tag_file)
+def _text_files(file: LabelFile) -> TagFiles:
+    return TagFiles(file, lambda image, _: [f"{os.path.splitext(image)[0]}.txt"], _tag_file)
 
 
 def _require(file: LabelFile) -> None:
@@ -100,7 +100,7 @@ def _require(file: LabelFile) -> None:
         _read_tags(file.path / TAGS)
 
 
-def _tag_file(file: ImageFile, labels: Sequence[str]) -> bytes:
+def _tag_file(file: TagFile, labels: Sequence[str]) -> bytes:
     """Return the text file of an image with the labels that it does not have at its end."""
     content = _read_existing(file)
     new = _absent(content, labels)
@@ -111,7 +111,7 @@ def _tag_file(file: ImageFile, labels: Sequence[str]) -> bytes:
     return kept + (separator * bool(kept) + separator.join(new) + "\n").encode()
 
 
-def _read_existing(file: ImageFile) -> bytes:
+def _read_existing(file: TagFile) -> bytes:
     """Return the content of the text file of an image, or nothing; UserError if it is no text of tags."""
     for path in file.found[:1]:
         with damage_explained(path):
