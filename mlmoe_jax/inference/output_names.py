@@ -10,11 +10,12 @@ Labels with the same new name are joined: their score is the highest, and their 
 from __future__ import annotations
 
 import csv
+import fnmatch
+import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cached_property
 from typing import Any
 
@@ -93,19 +94,13 @@ def read_output_names(names: Sequence[str], rename: PathLike = "", leave_out: Pa
     UserError if a file is damaged, a pattern matches nothing, or no label is left.
     """
     labels: list[str | None] = list(names)
-    rows = _read_table(rename) if rename else []
-    found = _Matches(names, "--rename", rename, [old for old, _ in rows])
-    for number, new in reversed(list(enumerate(new for _, new in rows))):  # the first counts
-        for label in found.patterns[number]:
-            labels[label] = new
-    for number, (_, new) in enumerate(rows):
-        for label in found.exact[number]:
-            labels[label] = new
+    if rename:
+        for row, new in _match(names, "--rename", rename, _read_table(rename)).items():
+            labels[row] = new
     if leave_out:
-        lines = _read_lines(leave_out)
-        given = _Matches([*names, *labels], "--leave-out", leave_out, lines)
-        for label in {label % len(names) for some in (*given.exact, *given.patterns) for label in some}:
-            labels[label] = None
+        lines = dict.fromkeys(_read_lines(leave_out))
+        for row in _match([*names, *labels], "--leave-out", leave_out, lines):
+            labels[row % len(names)] = None
         count = labels.count(None)
         if count == len(labels):
             raise UserError(f"--leave-out={leave_out} leaves no label; remove the names that should stay")
@@ -117,37 +112,32 @@ def read_output_names(names: Sequence[str], rename: PathLike = "", leave_out: Pa
     return output
 
 
-class _Matches:
-    """For each of the `lines` of a file, the labels with that name (`exact`) and those that match it (`patterns`)."""
-
-    def __init__(self, labels: Sequence[str], flag: str, path: PathLike, lines: Sequence[str]):
-        rows: dict[str, list[int]] = {}
-        for row, label in enumerate(labels):
-            rows.setdefault(compose(label), []).append(row)
-        self.exact = [rows.get(compose(line), []) for line in lines]
-        self.patterns = [
-            [] if exact or not _PATTERN.search(line) else _match(compose(line), rows)
-            for line, exact in zip(lines, self.exact, strict=True)
-        ]
-        unknown = [line for line, *some in zip(lines, self.exact, self.patterns, strict=True) if not any(some)]
-        if pattern := next(filter(_PATTERN.search, unknown), ""):
-            raise UserError(f"{flag}={path} has the pattern {pattern!r:.100}, which no label matches; correct it")
-        if unknown:
-            logging.getLogger(__name__).warning(
-                f"{flag}={path}: {len(unknown):,} of {quantity(len(lines), 'name')} are no label: {abbreviate(unknown)}"
-            )
-
-
-def _match(pattern: str, rows: dict[str, list[int]]) -> list[int]:
-    fits = re.compile(translate(pattern)).match
-    return [row for label, some in rows.items() if fits(label) for row in some]
+def _match(labels: Sequence[str], flag: str, path: PathLike, lines: Mapping[str, Any]) -> dict[int, Any]:
+    """Return row of a label -> value of the line with its name, or of the first line with a pattern that it matches."""
+    rows: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        rows.setdefault(compose(label), []).append(row)
+    values: dict[int, Any] = {}
+    unknown = []
+    for line in sorted(lines, key=lambda line: line not in rows):  # names, then patterns
+        found = [line] if line in rows else fnmatch.filter(rows, line)
+        unknown += [] if found else [line]
+        for row in itertools.chain.from_iterable(map(rows.get, found)):
+            values.setdefault(row, lines[line])
+    if pattern := next(filter(_PATTERN.search, unknown), ""):
+        raise UserError(f"{flag}={path} has the pattern {pattern!r:.100}, which no label matches; correct it")
+    if unknown:
+        logging.getLogger(__name__).warning(
+            f"{flag}={path} has {quantity(len(unknown), 'name')} of no label: {abbreviate(unknown)}"
+        )
+    return values
 
 
 def _say_joined(names: Sequence[str], labels: Sequence[str | None]) -> None:
     members: dict[str | None, list[str]] = {}
     for name, new in zip(names, labels, strict=True):
         members.setdefault(new, []).append(name)
-    joined = [f"{new} ({abbreviate(some)})" for new, some in members.items() if new is not None and len(some) > 1]
+    joined = [f"{new} ({abbreviate(some)})" for new, some in members.items() if new and len(some) > 1]
     if joined:
         status(
             f"labels are joined to {quantity(len(joined), 'name')}, with their highest score and their lowest "
@@ -158,28 +148,27 @@ def _say_joined(names: Sequence[str], labels: Sequence[str | None]) -> None:
 # --------------------------------------------------------------------------------------------------------------- files
 def _read_lines(path: PathLike) -> list[str]:
     with damage_explained(path):
-        lines = [line.strip() for line in read_text(path, MOST_NAMES).splitlines()]
+        lines = [compose(line.strip()) for line in read_text(path, MOST_NAMES).splitlines()]
     if not any(lines):
         raise UserError(f"{path} has no names; write one per line")
-    return list(dict.fromkeys(filter(None, lines)))
+    return list(filter(None, lines))
 
 
-def _read_table(path: PathLike) -> list[tuple[str, str]]:
-    lines = _read_lines(path)
-    in_tabs = all("\t" in line for line in lines)
+def _read_table(path: PathLike) -> dict[str, str]:
+    """Return name or pattern -> new name."""
+    lines, news = _read_lines(path), {}
     with damage_explained(path):
-        cells = [line.split("\t") for line in lines] if in_tabs else list(csv.reader(lines))
-    rows = [tuple(unescape_cell(cell.strip()) for cell in row) for row in cells]
+        rows = list(csv.reader(lines, delimiter="\t" if all("\t" in line for line in lines) else ","))
     for line, row in zip(lines, rows, strict=False):
-        if len(row) != 2 or not all(row):
+        names = [unescape_cell(cell.strip()) for cell in row]
+        if len(names) != 2 or not all(names):
             raise UserError(
                 f"{path} has the line {line!r:.100} and should be a table of names and new names; write two names per "
                 "line, with a tab or a comma between"
             )
-    news: dict[str, str] = {}
-    for old, new in rows:
+        old, new = names
         if news.setdefault(old, new) != new:
             raise UserError(
                 f"{path} gives {old!r:.100} two new names, {news[old]!r:.100} and {new!r:.100}; give it one"
             )
-    return rows
+    return news

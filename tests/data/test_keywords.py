@@ -87,7 +87,7 @@ def test_labels_are_added_and_nothing_else_differs(name, tree, folder):
         assert "animal|dog" in texts(after, "levels")
         assert {text.rpartition("|")[2] for text in texts(after, "levels")} >= {*own, "grün <&>"}
     assert (folder / "a.jpg").read_bytes() == image
-    assert write(folder, {"a.jpg": ["dog"]}, tree=tree) == "1 sidecar had all labels already"
+    assert write(folder, {"a.jpg": ["dog"]}, tree=tree) == "1 file had all labels already"
     assert path.read_bytes() == after
 
 
@@ -127,6 +127,9 @@ def test_files_that_are_not_read_are_said(folder):
         "d.jpg.xmp": packet("<dc:subject rdf:resource='x'/>"),
         "e.jpg.xmp": packet("<dc:subject><rdf:Description/></dc:subject>"),
         "f.jpg.xmp": packet("<dc:subject><rdf:Bag><rdf:li><b>x</b></rdf:li></rdf:Bag></dc:subject>"),
+        "j.jpg.xmp": packet(SEA, attributes="dc:subject='sea'"),
+        "k.jpg.xmp": packet("<dc:subject><rdf:Bag><rdf:li rdf:resource='x'/></rdf:Bag></dc:subject>"),
+        "l.jpg.xmp": packet("<dc:subject><rdf:Alt><rdf:li xml:lang='de'>x</rdf:li></rdf:Alt></dc:subject>"),
         "g.jpg.xmp": packet(SEA, head='<?xml version="1.0" encoding="ISO-8859-1"?>'),
         "h.jpg.xmp": packet(SEA),
         "lonely.xmp": packet(SEA),
@@ -139,12 +142,18 @@ def test_files_that_are_not_read_are_said(folder):
     assert listed(split) == ["h.jpg: sand & sun, sea"]
     reasons = split.usage[0].left_out
     assert reasons["without an image"].examples == ["lonely.xmp"]
-    assert reasons["with XMP that is not read"].count == 8
+    assert reasons["with XMP that is not read"].count == 11
     first, second, third = reasons["with XMP that is not read"].examples
     assert first.startswith(f"a.jpg: {folder}/a.jpg.xmp is damaged: syntax error")
     assert second.endswith("b.jpg.xmp is damaged: it is no XMP, since it has no rdf:RDF")
     assert third.endswith("c.jpg.xmp is damaged: it has a document type, which is not read")
-    assert "8 with XMP that is not read" in unused_input(split.usage)[0]
+    assert "11 with XMP that is not read" in unused_input(split.usage)[0]
+
+
+def test_a_folder_without_readable_xmp_says_so(folder):
+    (folder / "a.jpg.xmp").write_text("no XML")
+    with pytest.raises(UserError, match=r"lists no images; .*1 with XMP that is not read \(a.jpg: "):
+        read(folder)
 
 
 def test_the_size_of_a_sidecar_is_bounded(folder):
@@ -246,7 +255,7 @@ def test_all_labels_that_a_person_removed_leave_a_labeled_photograph(folder):
     text = path.read_text()
     start, end = text.index("<dc:subject"), text.index("</dc:subject>") + len("</dc:subject>")
     path.write_text(text[:start] + text[end:])
-    assert write(folder, {"a.jpg": ["dog"]}) == "1 sidecar had all labels already"
+    assert write(folder, {"a.jpg": ["dog"]}) == "1 file had all labels already"
     photograph(folder / "b.jpg", encode(packet(SEA)))
     assert listed(read(folder)) == ["a.jpg:", "b.jpg: sand & sun, sea"]
 
@@ -300,6 +309,13 @@ def test_a_sidecar_that_is_no_xmp_is_refused_before_anything_is_written(content,
         write(folder, {"b.jpg": ["dog"], "a.jpg": ["dog"]})
     assert not (folder / "b.jpg.xmp").exists()
     assert (folder / "a.jpg.xmp").read_text() == content
+
+
+def test_a_link_to_a_sidecar_that_is_gone_stays(folder):
+    (folder / "a.jpg.xmp").symlink_to("gone.xmp")
+    with pytest.raises(UserError, match=r"cannot read .*a.jpg.xmp: No such file"):
+        write(folder, {"a.jpg": ["dog"]})
+    assert (folder / "a.jpg.xmp").is_symlink()
 
 
 def test_names_and_places_that_xmp_cannot_have(folder):

@@ -220,6 +220,7 @@ def written_tags(folder, form="sidecar", output=".", labels=("sea", "long_hair")
         ("", "sea, long_hair\n"),
         ("my dog, b\n", "my dog, b, sea, long_hair\n"),
         ("z, a,", "z, a, sea, long_hair\n"),
+        ("\ufeffsea, z", "\ufeffsea, z, long_hair\n"),
         ("z\r\na\r\n", "z\r\na\nsea\nlong_hair\n"),
         ("long hair, z", "long hair, z, sea\n"),
         ("long_hair, z, sea", "long_hair, z, sea"),
@@ -231,7 +232,7 @@ def test_labels_are_added_to_the_tags_of_a_person(text, expected, folder):
         (folder / "a.txt").write_bytes(text.encode())
     written_tags(folder)
     assert (folder / "a.txt").read_bytes() == expected.encode()
-    assert written_tags(folder) == "1 text file had all labels already"
+    assert written_tags(folder) == "1 file had all labels already"
     assert (folder / "a.txt").read_bytes() == expected.encode()
 
 
@@ -248,6 +249,13 @@ def test_the_list_of_tags_gets_further_tags(folder):
     expected = "tag_id,name,category,count\n7,sea,4,11\n9,zoo,0,3\n10,long_hair,0,1\n"
     assert (folder / "selected_tags.csv").read_text() == expected
     written_tags(folder, "wd_tagger")
+    assert (folder / "selected_tags.csv").read_text() == expected
+
+
+def test_a_list_of_names_alone_gets_numbers_and_counts(folder):
+    (folder / "selected_tags.csv").write_text("name,note\nsea,mine\n")
+    written_tags(folder, "wd_tagger")
+    expected = "name,note,tag_id,count\nsea,mine,0,1\nlong_hair,,1,1\n"
     assert (folder / "selected_tags.csv").read_text() == expected
 
 

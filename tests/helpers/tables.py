@@ -73,3 +73,16 @@ def listed(split) -> list[str]:
 def widths(split) -> list[int]:
     """Return the widths of the images, by which `write_images` tells them apart."""
     return [split.images.read(row).shape[1] for row in range(len(split))]
+
+
+class ImageTable(dict):
+    """Stands in for a DataFrame: columns that know whether they have gaps, and an index."""
+
+    index = "abc"
+
+    class Column(list):
+        def notna(self):
+            return np.array([value is not None for value in self])
+
+    def __init__(self, **columns):
+        super().__init__({name: ImageTable.Column(values) for name, values in columns.items()})

@@ -53,8 +53,8 @@ def test_what_is_joined_left_out_and_unknown_is_said(tmp_path, capsys, caplog):
     said = capsys.readouterr().err + caplog.text
     assert "labels are joined to 1 name, with their highest score and their lowest threshold: x (red, blue)" in said
     assert "1 of 4 labels are left out" in said
-    assert f"--rename={tmp_path}/rename.csv: 1 of 3 names are no label: zebra" in said
-    assert f"--leave-out={tmp_path}/leave_out.txt: 1 of 2 names are no label: lion" in said
+    assert f"--rename={tmp_path}/rename.csv has 1 name of no label: zebra" in said
+    assert f"--leave-out={tmp_path}/leave_out.txt has 1 name of no label: lion" in said
 
 
 @each(

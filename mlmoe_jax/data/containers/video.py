@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 import os
 import re
 import threading
@@ -41,7 +40,7 @@ _NAME = re.compile(rf"(.+(?:{'|'.join(map(re.escape, VIDEOS))}))(?:#(-?\d+\.\d+)
 # Playlists, which name other files and addresses, are not among the formats.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg,mxf,dv"
 # Packets do not tell the frames: they may have half a frame (mpeg), no time of their own (avi), or no frame (vp8).
-_UNTOLD = ("mpeg", "mpegts", "avi", "vp8")
+_UNTOLD = {"mpeg", "mpegts", "avi", "vp8"}
 _TOLERANCE = Fraction(1, 10)  # seconds by which the end of a whole video may differ from its stated end
 _OPEN_VIDEOS = 32
 
@@ -149,45 +148,50 @@ def _opened(address: str) -> Iterator[InputContainer]:
 def _read_stamps(address: str, container: InputContainer) -> VideoFrames:
     """Return all frames of a video, or those before the damage."""
     stream, start = container.streams.best("video"), Fraction(container.start_time or 0, 10**6)
-    packets, end, problem = [], start, ""
-    try:
-        for packet in container.demux():
-            heartbeat()
-            if packet.dts is None and not packet.size:  # the end of a stream
-                continue
-            if packet.pts is not None:
-                end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
-            if packet.is_corrupt:
-                problem = "it is damaged or cut short"
-            elif packet.stream is stream and not packet.is_discard:
-                packets.append((packet.pts, packet.is_keyframe))
-    except Exception as error:
-        problem = reason_of(error)
-    times = sorted(stamp * stream.time_base for stamp, _ in packets if stamp is not None)
-    gap = max(map(operator.sub, times[1:], times), default=Fraction(0))
-    problem = problem or _find_cut(container, end, gap)
-    kinds = {container.format.name, stream.codec_context.name}
-    if kinds & set(_UNTOLD) or any(stamp is None for stamp, _ in packets):
-        packets = [(_stamp(frame), frame.key_frame) for frame in _Decoder(address).frames]
-    if not packets:
+    are_keys, end, problem = _read_packets(container, start)
+    if not problem and _is_cut(container, end, sorted(are_keys.keys() - {None})):
+        problem = "it is cut short"
+    if None in are_keys or {container.format.name, stream.codec_context.name} & _UNTOLD:
+        are_keys = {_stamp(frame): frame.key_frame for frame in _Decoder(address).frames}
+    if not are_keys:
         raise ValueError(problem or "it has no frames")
-    stamps = np.unique([stamp for stamp, _ in packets])
-    keys = np.unique([stamp for stamp, is_key in packets if is_key]).astype(np.int64)
+    stamps = np.array(sorted(are_keys))
+    keys = stamps[[are_keys[stamp] for stamp in stamps.tolist()]]
     length = float(end - start)
     problem = problem and f"cannot read all of {address}: {problem}; the frames before {length:.3f} s are read"
     return VideoFrames(address, stamps, keys, stream.time_base, start, problem, length)
 
 
-def _find_cut(container: InputContainer, end: Fraction, gap: Fraction) -> str:
-    """Return why a video ends too early at `end`; "" if it does not. `gap` is the longest time between two frames."""
-    stream, stated = container.streams.best("video"), Fraction(container.duration or 0, 10**6)
-    if container.format.name.startswith("mov"):
-        is_cut = any(entry.pos + entry.size > container.size for entry in stream.index_entries)
-    else:
-        if "matroska" not in container.format.name:
-            stated += Fraction(container.start_time or 0, 10**6)
-        is_cut = "mpeg" not in container.format.name and stated - end > max(2 * gap, _TOLERANCE)
-    return "it is cut short" if is_cut else ""
+def _read_packets(container: InputContainer, end: Fraction) -> tuple[dict[int | None, bool], Fraction, str]:
+    """Return time stamp of a packet of the video -> whether it is a keyframe; the `end` in seconds; and the damage."""
+    stream, are_keys, problem = container.streams.best("video"), {}, ""
+    try:
+        for packet in container.demux():
+            heartbeat()
+            if packet.pts is not None:
+                end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
+            if packet.is_corrupt:
+                problem = "it is damaged or cut short"
+            elif packet.size and packet.stream is stream and not packet.is_discard:
+                are_keys[packet.pts] = packet.is_keyframe
+    except Exception as error:
+        problem = reason_of(error)
+    return are_keys, end, problem
+
+
+def _is_cut(container: InputContainer, end: Fraction, stamps: list[int]) -> bool:
+    """Return whether a video with frames at `stamps` ends too early, at `end` in seconds."""
+    stream, kind, stated = (
+        container.streams.best("video"),
+        container.format.name,
+        Fraction(container.duration or 0, 10**6),
+    )
+    if kind.startswith("mov"):
+        return any(entry.pos + entry.size > container.size for entry in stream.index_entries)
+    if "matroska" not in kind:
+        stated += Fraction(container.start_time or 0, 10**6)
+    gap = int(np.diff(stamps).max(initial=0)) * stream.time_base
+    return "mpeg" not in kind and stated - end > max(2 * gap, _TOLERANCE)
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
@@ -202,15 +206,16 @@ class _Decoder:
     """An open video. `frames` are the next; `first` and `last` are the time stamps of those read since a seek."""
 
     def __init__(self, address: str):
-        self._address = address
-        self._open()
+        self._address, self._context = address, contextlib.ExitStack()
+        self._seek(None)
 
-    def _open(self) -> None:
-        self._context = contextlib.ExitStack()
-        self._container = self._context.enter_context(_opened(self._address))
-        self._restart()
-
-    def _restart(self) -> None:
+    def _seek(self, key: int | None) -> None:
+        """Go to a keyframe, or to the start."""
+        if key is None:
+            self._context.close()
+            self._container = self._context.enter_context(_opened(self._address))
+        else:
+            self._container.seek(key, stream=self._container.streams.best("video"))
         self.frames, self.first, self.last = self._decode(), None, None
 
     def _decode(self) -> Iterator[VideoFrame]:
@@ -239,27 +244,17 @@ class _Decoder:
                 return frame if self.last == stamp else None
         return None
 
-    def _seek(self, key: int | None) -> None:
-        """Go to a keyframe, or to the start."""
-        if key is None:
-            self._context.close()
-            self._open()
-        else:
-            self._container.seek(key, stream=self._container.streams.best("video"))
-            self._restart()
-
     def find(self, stamp: int, keys: np.ndarray) -> VideoFrame:
         """Return the frame with a time stamp; ValueError if it cannot be decoded. `keys` is as in `VideoFrames`."""
-        before = keys[keys <= stamp].tolist()
-        if self.last is not None and max(before[-1:], default=self.last) <= self.last < stamp:
-            frame = self._advance(stamp)
-            if frame:
-                return frame
-        for key in (*before[:-4:-1], None):  # a keyframe may need frames before it, and some formats seek inexactly
+        before = keys[keys <= stamp]
+        is_later = self.last is not None and self.last < stamp and (before <= self.last).all()
+        if is_later and (frame := self._advance(stamp)):
+            return frame
+        for key in (*before[:-4:-1].tolist(), None):  # some formats seek to a later frame
             self._seek(key)
             if frame := self._advance(stamp):
                 return frame
-            if self.first is not None and key is not None and self.first <= key:
+            if key is not None and self.first is not None and self.first <= key:
                 break
         raise ValueError("it cannot be decoded")
 
@@ -273,12 +268,11 @@ def _open_decoder(address: str, process: int, thread: int) -> _Decoder:
 def _turn_upright(frame: VideoFrame) -> np.ndarray:
     """Return a frame as RGB u8[h,w,3], mirrored and turned by multiples of 90° as its display matrix says."""
     pixels = frame.to_ndarray(format="rgb24")
-    matrix = next((data for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), None)
-    if matrix is not None:
-        (xx, xy), (yx, yy) = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2].tolist()  # yx: from y to x
-        is_across = abs(xy) + abs(yx) > abs(xx) + abs(yy)
-        across, down = (yx, xy) if is_across else (xx, yy)
-        pixels = pixels.transpose(1, 0, 2) if is_across else pixels
+    if matrix := frame.side_data.get("DISPLAYMATRIX"):
+        turn = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2]  # where x and y go to
+        if abs(turn[0, 1]) > abs(turn[0, 0]):
+            pixels, turn = pixels.transpose(1, 0, 2), turn[::-1]
+        across, down = turn.diagonal()
         pixels = pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1]
     pixels = np.ascontiguousarray(pixels)
     pixels.flags.writeable = False

@@ -14,27 +14,24 @@ labels that were written, so that a label that a person removes does not come ba
 import contextlib
 import itertools
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import IptcRecords, read_embedded
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, find_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
-from mlmoe_jax.data.sources.sidecar import common_parent, find_images
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.sources.xmp import EMPTY, HIERARCHY, SUBJECT, WRITTEN, XmpPacket, last_level
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, find_file, read_bytes
-from mlmoe_jax.runtime.storage import Folder
-from mlmoe_jax.runtime.text import compose, quantity
+from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, read_bytes
+from mlmoe_jax.runtime.text import compose
 
 MOST_XMP = 8 * MIB  # bytes of a sidecar
 _IPTC_KEYWORDS = (2, 25)
@@ -48,22 +45,23 @@ def _read(given: LabelInput) -> LabelRows:
 def _rows(given: LabelInput, images: Sequence[str]) -> Iterator[ImageRow]:
     for image in images:
         try:
-            keywords = _read_keywords(_find_sidecars(given.path / image, given.folder / image), given.folder / image)
+            names = (name for folder in (given.path, given.folder) for name in _sidecar_names(f"{folder / image}"))
+            keywords = _read_keywords(existing_files(names), given.folder / image)
         except UserError as error:
             given.usage.leave_out("with XMP that is not read", f"{image}: {error}")
             continue
         yield ImageRow(image, None if keywords is None else dict.fromkeys(keywords, POSITIVE))
 
 
-def _sidecar_names(image: str) -> list[str]:
-    """Return the possible paths of the sidecars of an image. In the last two, its suffix is replaced."""
-    return [f"{name}{suffix}" for name in (image, os.path.splitext(image)[0]) for suffix in (".xmp", ".XMP")]
+def _sidecar_names(image: str, is_shared: bool = False, *, short: bool = False) -> list[str]:
+    """Return the possible paths of the sidecars of an image. With `short`, 001.xmp is before 001.jpg.xmp.
 
-
-def _find_sidecars(*images: PathLike) -> list[str]:
-    """Return the existing sidecars of an image, which may be beside any of the paths `images`."""
-    names = (find_file(name) for image in images for name in _sidecar_names(os.path.normpath(image)))
-    return list(filter(os.path.exists, dict.fromkeys(names)))
+    001.xmp is no sidecar of 001.jpg if it `is_shared`, so that another image, such as 001.png, could have it too.
+    """
+    long, stem = ([f"{name}{suffix}" for suffix in (".xmp", ".XMP")] for name in (image, os.path.splitext(image)[0]))
+    if is_shared:
+        return long
+    return [*stem, *long] if short else [*long, *stem]
 
 
 def _read_keywords(sidecars: Iterable[PathLike], image: PathLike) -> list[str] | None:
@@ -102,59 +100,16 @@ def _decode_iptc(records: IptcRecords) -> list[str] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-class _Sidecars:
-    """The sidecars of the images of `file`. A new one is named 001.xmp with `short` instead of 001.jpg.xmp.
-
-    A sidecar 001.xmp is that of 001.jpg only if no other image, such as 001.png, could have it too.
-    """
-
-    def __init__(self, file: LabelFile, short: bool):
-        self.short, self.output = short, os.path.abspath(file.path)
-        self.images = {image: os.path.abspath(os.path.join(file.folder, image)) for image in file.images}
-        is_inside = all(Path(image).is_relative_to(self.output) for image in self.images.values())
-        self.parent = self.output if is_inside else common_parent(file.images)
-        self.stems = Counter(os.path.splitext(image)[0] for image in self.images.values())
-
-    def find(self, image: str) -> tuple[str, list[str]]:
-        """Return the path of the sidecar to write, relative to the output, and the existing sidecars of an image.
-
-        The first of them is the one to change, or to copy if it is not in the output.
-        """
-        whole = self.images[image]
-        name = os.path.relpath(whole, self.parent) if self.parent else os.path.normpath(image)
-        is_shared = self.stems[os.path.splitext(whole)[0]] > 1
-        long = f"{os.path.basename(whole)}."
-        found = _find_sidecars(os.path.join(self.output, name), whole)
-        found = [path for path in found if not is_shared or os.path.basename(path).startswith(long)]
-        new = _sidecar_names(name)[2 if self.short and not is_shared else 0]
-        return os.path.join(os.path.dirname(name), os.path.basename(found[0] if found else new)), found
+def _sidecars(file: LabelFile, short: bool) -> TagFiles:
+    return TagFiles(file, partial(_sidecar_names, short=short), partial(_label_sidecar, _tree_paths(file)))
 
 
 def _require(file: LabelFile, *, short: bool) -> None:
-    if "://" in os.fspath(file.path):
-        raise UserError(f"--output={file.path} is no local folder, which --format=xmp needs")
-    Folder(file.path).require_creatable()
-    if bad := next((name for name in file.names if "|" in name), None):
-        raise UserError(f"XMP cannot hold the label {bad!r}, because | separates levels of keywords; rename it")
-    sidecars = _Sidecars(file, short)
-    for path in itertools.chain.from_iterable(sidecars.find(image)[1] for image in file.images):
-        _read_packet(path)
+    _sidecars(file, short).require("|")  # between levels of keywords
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, short: bool) -> str:
-    sidecars, folder, paths, unchanged = _Sidecars(file, short), Folder(file.path), _tree_paths(file), 0
-    for entry in entries:
-        if entry.labels is None:
-            continue
-        name, found = sidecars.find(entry.image)
-        content = partial(_label_sidecar, found, sidecars.images[entry.image], entry.labels, paths)
-        path = folder.inside(name)
-        if path.exists() and content() == read_bytes(path):
-            unchanged += 1
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder.update(name, content)
-    return f"{quantity(unchanged, 'sidecar')} had all labels already" if unchanged else ""
+    return _sidecars(file, short).write(entries)
 
 
 def _tree_paths(file: LabelFile) -> dict[str, list[str]]:
@@ -170,29 +125,29 @@ def _tree_paths(file: LabelFile) -> dict[str, list[str]]:
     return paths
 
 
-def _label_sidecar(
-    found: Sequence[str], image: str, labels: Iterable[str], paths: Mapping[str, Sequence[str]]
-) -> bytes:
-    """Return the first of the sidecars `found`, or a new one, with the labels that were never written to it."""
-    packet = _read_packet(found[0]) if found else XmpPacket(EMPTY)
-    earlier, lists = packet.keywords(), {}
-    new = _absent(packet, WRITTEN, labels)
+def _label_sidecar(paths: Mapping[str, Sequence[str]], file: TagFile, labels: Sequence[str]) -> bytes:
+    """Return the sidecar of an image, or a new one, with the labels that were never written to it."""
+    packet = _read_packet(file.found[0]) if file.found else XmpPacket(EMPTY)
+    earlier, new = packet.keywords(), _absent(packet.lists.get(WRITTEN, ()), labels)
     if earlier is None:  # readers take the sidecar for the photograph from now on
         with contextlib.suppress(UserError):  # they do not read damaged XMP in the photograph either
-            earlier = _read_keywords(found[1:], image)
+            earlier = _read_keywords(file.found[1:], file.image)
     elif not new:
-        earlier = []
+        return packet.add({})
+    earlier, lists = earlier or [], {}
     for name, forms in ((SUBJECT, {}), (HIERARCHY, paths)):
-        given = new if name in packet.lists else [*(earlier or ()), *new]
+        known = packet.lists.get(name)
+        added = [*earlier, *_absent(earlier, new)] if known is None else _absent(known, new)
         # Some programs, such as darktable, read the levels alone if there are any.
-        if name == SUBJECT or paths or name in packet.lists:
-            lists[name] = [form for label in _absent(packet, name, given) for form in forms.get(label, [label])]
-    return packet.add({name: texts for name, texts in lists.items() if texts} | {WRITTEN: list(labels)})
+        if added and (name == SUBJECT or paths or known is not None):
+            lists[name] = [form for label in added for form in forms.get(label, [label])]
+    return packet.add({**lists, WRITTEN: labels})
 
 
-def _absent(packet: XmpPacket, name: str, labels: Iterable[str]) -> list[str]:
-    known = {compose(last_level(text)) for text in packet.lists.get(name, ())}
-    return [label for label in labels if compose(label) not in known]
+def _absent(known: Iterable[str], labels: Iterable[str]) -> list[str]:
+    """Return the labels that are no last level of the keywords `known`."""
+    composed = {compose(last_level(keyword)) for keyword in known}
+    return [label for label in labels if compose(label) not in composed]
 
 
 def _open_photographs(data_config: ConfigDict, *which: Any) -> Split:

@@ -356,7 +356,7 @@ class _Selection:
         """Return the split; UserError if there are no images, or if a label is not one of the classes."""
         listing, path = self.listing, self.listing.path
         if not self.images:
-            raise UserError("; it ".join([f"{path} {self._why_empty()}", *self.usage.notes]))
+            raise UserError("; ".join([f"{path} {self._why_empty()}", *self.usage.sentences()]))
         if self.classes is not None and self.first_unknown:
             raise UserError(self._why_unknown(*self.first_unknown))
         if not self.column_of_label:

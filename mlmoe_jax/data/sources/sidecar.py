@@ -13,23 +13,23 @@ columns tag_id, name, category and count. In its text files a tag may be written
 """
 
 import io
+import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mlmoe_jax.data.image_search import is_image, list_files
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, find_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
-from mlmoe_jax.data.sources.source import named_files
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, find_file, read_text
+from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_bytes, read_text
 from mlmoe_jax.runtime.formats import read_rows
-from mlmoe_jax.runtime.storage import Folder
-from mlmoe_jax.runtime.text import compose, quantity
+from mlmoe_jax.runtime.text import compose
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
@@ -40,31 +40,13 @@ _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the tagger
 
 
 def _read(given: LabelInput, *, listed: bool) -> LabelRows:
-    names = _read_tags(given.path / TAGS) if listed else None
+    names = tuple(_read_tags(given.path / TAGS)) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
     classes = given.classes if given.config.classes else ()
     name_of_number = {str(number): name for number, name in enumerate(classes)}
     images = find_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
     return (_row(given.path, image, name_of_spelling, name_of_number) for image in images), names
-
-
-def find_images(given: LabelInput, sidecars: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the sorted images, and count files that are neither images nor `sidecars` of one.
-
-    Files that the config names are skipped.
-    """
-    path, folder, usage = given.path, given.folder, given.usage
-    without = named_files(given.config)
-    usage.unit = "file"
-    files = list_files(folder, usage, without)
-    images = sorted(file for file in files if is_image(folder / file))
-    tags = [] if path.samefile(folder) else list_files(path, usage, without)
-    known = {compose(name) for image in images for name in (image, *sidecars(image))}
-    for file in dict.fromkeys((*files, *tags)):
-        if compose(file) not in known:
-            usage.leave_out("without an image", file)
-    return images
 
 
 def _row(folder: Path, image: str, name_of_spelling: dict[str, str], name_of_number: dict[str, str]) -> ImageRow:
@@ -100,121 +82,77 @@ def _spellings(name: str) -> list[str]:
     return [re.sub(r"([()])", r"\\\1", spelling) for spelling in (name, spaced)] + [spaced]
 
 
-def _read_tags(path: Path) -> tuple[str, ...]:
+def _read_tags(path: Path) -> dict[str, dict[str, Any]]:
+    """Return tag -> its row in the list of all tags."""
     with damage_explained(path):
-        text = io.StringIO(read_text(path), newline="")
-        return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
+        rows = read_rows(io.StringIO(read_text(path), newline=""))
+        return {row["name"]: {**row, **{name: int(row.get(name, 0)) for name in ("tag_id", "count")}} for row in rows}
 
 
-class _TextFiles:
-    """The text files of the images of `file`, in the folder `file.path`, which may have the images too."""
-
-    def __init__(self, file: LabelFile):
-        self.folder, self.output = file.folder, os.path.abspath(file.path)
-        images = [os.path.abspath(os.path.join(file.folder, image)) for image in file.images]
-        is_inside = all(Path(image).is_relative_to(self.output) for image in images)
-        self.parent = self.output if is_inside else common_parent(file.images)
-
-    def find(self, image: str) -> tuple[str, str]:
-        """Return the path of the text file of an image, relative to the output, and the path beside the image."""
-        whole = os.path.splitext(os.path.join(self.folder, image))[0] + ".txt"
-        name = os.path.relpath(whole, self.parent) if self.parent else os.path.splitext(image)[0] + ".txt"
-        return os.path.relpath(find_file(os.path.join(self.output, name)), self.output), whole
+def _text_files(file: LabelFile) -> TagFiles:
+    return TagFiles(file, lambda image, _: [f"{os.path.splitext(image)[0]}.txt"], _tag_file)
 
 
 def _require(file: LabelFile) -> None:
-    if bad := next((name for name in file.names if "," in name or name != name.strip()), None):
-        raise UserError(f"a text file of tags cannot hold the label {bad!r}, because commas separate tags; rename it")
-    if "://" in os.fspath(file.path):
-        raise UserError(f"--output={file.path} is no local folder, which text files of tags need")
     file.require_stems()
-    Folder(file.path).require_creatable()
-    files = _TextFiles(file)
-    for image in file.images:
-        name, beside = files.find(image)
-        _read_existing(file.path / name, beside)
+    _text_files(file).require(",")
     if (file.path / TAGS).exists():
-        _read_counts(file.path / TAGS)
+        _read_tags(file.path / TAGS)
 
 
-def _read_existing(*paths: PathLike) -> str:
-    """Return the text of the first of the files that exists; UserError if it is no text of tags."""
-    for path in map(find_file, paths):
-        if os.path.exists(path):
-            with damage_explained(path):
-                text = read_text(path, MOST_TAGS)
-            if any(map(_BOX.fullmatch, map(str.strip, text.splitlines()))):
-                raise UserError(f"{path} has boxes, to which no tags can be added; name another --output")
-            return text
-    return ""
+def _tag_file(file: TagFile, labels: Sequence[str]) -> bytes:
+    """Return the text file of an image with the labels that it does not have at its end."""
+    content = _read_existing(file)
+    new = _absent(content, labels)
+    if file.found and not new:
+        return content
+    kept = content.rstrip().rstrip(b",").rstrip()
+    separator = "\n" if b"\n" in kept and b"," not in kept else ", "
+    return kept + (separator * bool(kept) + separator.join(new) + "\n").encode()
 
 
-def _append_tags(text: str, labels: Sequence[str]) -> tuple[str, list[str]]:
-    """Return a text of tags with labels at its end, and the labels that it did not have in any spelling."""
-    known = set(map(compose, split_tags(text)))
-    new = [label for label in labels if known.isdisjoint((compose(label), *map(compose, _spellings(label))))]
-    if text and not new:
-        return text, new
-    kept = text.rstrip().rstrip(",").rstrip()
-    separator = "\n" if "\n" in kept and "," not in kept else ", "
-    return separator.join([*filter(None, [kept]), *new]) + "\n", new
+def _read_existing(file: TagFile) -> bytes:
+    """Return the content of the text file of an image, or nothing; UserError if it is no text of tags."""
+    for path in file.found[:1]:
+        with damage_explained(path):
+            text = read_text(path, MOST_TAGS)
+        if any(map(_BOX.fullmatch, map(str.strip, text.splitlines()))):
+            raise UserError(f"{path} has boxes, to which no tags can be added; name another --output")
+        return read_bytes(path)
+    return b""
 
 
-def _read_counts(path: PathLike) -> list[dict[str, str]]:
-    with damage_explained(path):
-        rows = read_rows(io.StringIO(read_text(path), newline=""))
-        return [{**row, "tag_id": int(row["tag_id"]), "count": int(row["count"])} for row in rows if row["name"]]
+def _absent(content: bytes, labels: Iterable[str]) -> list[str]:
+    """Return the labels that are no tag in a text in any spelling."""
+    known = set(map(compose, split_tags(content.decode("utf-8-sig"))))
+    return [label for label in labels if known.isdisjoint((compose(label), *map(compose, _spellings(label))))]
 
 
-def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
-    files, folder, counts, unchanged = _TextFiles(file), Folder(file.path), Counter[str](), 0
-    has_counts = folder.inside(TAGS).exists()
-    for entry in entries:
-        if entry.labels is None:
-            continue
-        name, beside = files.find(entry.image)
-        path, labels = folder.inside(name), list(entry.labels)
-        _, new = _append_tags(_read_existing(path, beside), labels)
-        counts.update(new if has_counts else labels)
-        if path.exists() and not new:
-            unchanged += 1
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder.update(name, partial(_tagged, path, beside, labels))
-    if listed:
-        _add_counts(folder, file.names, counts)
-    place = files.parent or file.folder or "the working directory"
-    is_beside = files.parent == files.output
-    notes = [] if is_beside else [f"copy its content over {place} to put each file beside its image"]
-    notes += [f"{quantity(unchanged, 'text file')} had all labels already"] if unchanged else []
-    return "; ".join(notes)
+def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
+    return _text_files(file).write(entries)
 
 
-def _tagged(path: PathLike, beside: PathLike, labels: Sequence[str]) -> bytes:
-    return _append_tags(_read_existing(path, beside), labels)[0].encode()
+def _write_listed(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
+    """Write the text files, and the list of all tags: those that it has, in their order, and further ones."""
+    files, counts = _text_files(file), Counter[str]()
+    path = files.folder.inside(TAGS)
+    rows = _read_tags(path) if path.exists() else {}
+
+    def counted() -> Iterator[LabelEntry]:
+        for entry in entries:
+            counts.update(_absent(_read_existing(files.find(entry.image)) if rows else b"", entry.labels or ()))
+            yield entry
+
+    note = files.write(counted())
+    numbers = itertools.count(1 + max((row["tag_id"] for row in rows.values()), default=-1))
+    for name in file.names:
+        if name not in rows:
+            rows[name] = {"tag_id": next(numbers), "name": name, "category": 0, "count": 0}
+        rows[name]["count"] += counts[name]
+    columns = list(next(iter(rows.values())))
+    files.folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in rows.values()])
+    return note
 
 
-def _add_counts(folder: Folder, names: Sequence[str], counts: Counter[str]) -> None:
-    """Write the list of all tags to a folder: the tags that it has, in their order, and further ones."""
-    path = folder.inside(TAGS)
-    rows = _read_counts(path) if path.exists() else []
-    known = {row["name"] for row in rows}
-    columns = list(rows[0]) if rows else ["tag_id", "name", "category", "count"]
-    rows = [{**row, "count": row["count"] + counts[row["name"]]} for row in rows]
-    first = 1 + max((row["tag_id"] for row in rows), default=-1)
-    for number, name in enumerate((name for name in names if name not in known), first):
-        rows.append({"tag_id": number, "name": name, "category": 0, "count": counts[name]})
-    folder.write_csv(TAGS, columns, [[row.get(column, "") for column in columns] for row in rows])
-
-
-def common_parent(images: Sequence[str]) -> str:
-    """Return the deepest folder of all images, absolute; "" if all are relative to the folder of the images."""
-    if not any(os.path.isabs(image) or ".." in Path(image).parts for image in images):
-        return ""
-    return os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in images])
-
-
-SIDECAR, WD_TAGGER = (
-    Format("", partial(_read, listed=listed), partial(_write, listed=listed), require=_require)
-    for listed in (False, True)
-)
+SIDECAR = Format("", partial(_read, listed=False), _write, require=_require)
+WD_TAGGER = Format("", partial(_read, listed=True), _write_listed, require=_require)

@@ -2,13 +2,16 @@
 
 import json
 import runpy
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
+from helpers.color_server import client_of
 from helpers.devices import run_python
 from helpers.documents import blocks
 from helpers.drawn_images import noise
@@ -16,14 +19,18 @@ from helpers.exported import CNNS, ON_RESNET, ON_VIT, model_of, operations, rand
 from helpers.label_trees import violations
 from helpers.paths import REPOSITORY
 from helpers.runs import CALIBRATION, CLASSES, scores_by
+from helpers.tables import ImageTable
 from PIL import Image
 from safetensors.numpy import load_file, safe_open
 
 from mlmoe_jax import load_config
 from mlmoe_jax.apps.export import run as export
 from mlmoe_jax.apps.export import standalone
+from mlmoe_jax.apps.export.mlmoe_pyfunc import LabelTable
 from mlmoe_jax.apps.export.program import image_shape, outputs_of, program_of, require_equal
 from mlmoe_jax.apps.export.targets import ALWAYS, PROBABILITY, TARGETS, Export
+from mlmoe_jax.apps.serving.labeler import Labeler
+from mlmoe_jax.apps.serving.service import Service
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree
@@ -132,13 +139,15 @@ def test_a_program_takes_pixels_alone(made, refusal):
     assert "uint8 [B,8,8,3], not float64" in refusal(model_of(made / "out"), floats, error=ValueError)
 
 
-def test_pad_and_flips_give_one_score_in_every_way(made, tmp_path):
-    """By the formula, the predictor, its features for a selection, the program and its loader."""
+@pytest.mark.budget(25)
+def test_pad_and_flips_give_one_score_in_every_way(made, tmp_path, monkeypatch):
+    """By the formula, the predictor, its features for a selection, the server, the program, its loader, and MLflow."""
     padded, flips = {"data.resize": "pad"}, {"data.resize": "pad", "eval.flips": "true"}
     plain, predictor = (Predictor.from_run(made / RUN, changes) for changes in (padded, flips))
     paths, run = image_files(tmp_path), plain.run
     reader = ImageReader.from_config(run.config.data)
-    pixels = np.stack([reader.encoded(Path(path).read_bytes())[0] for path in paths])
+    contents = [Path(path).read_bytes() for path in paths]
+    pixels = np.stack([reader.encoded(content)[0] for content in contents])
     assert (pixels[1, 0] == [round(255 * value) for value in run.preprocess.mean]).all()
     logits = [
         np.asarray(apply_model(run.definition, run.weights(), {"image": one}, run.preprocess, None)[0].logits)
@@ -146,16 +155,37 @@ def test_pad_and_flips_give_one_score_in_every_way(made, tmp_path):
     ]
     expected = run.scores((logits[0] + logits[1]) / 2)
     assert np.abs(run.scores(logits[0]) - expected).max() > 1e-3
-    export.export_run(RunFolder(made / RUN), str(tmp_path / "out"), "stablehlo", [*flips.items()])
+    export.export_run(RunFolder(made / RUN), str(tmp_path / "out"), "stablehlo", [*flips.items()], template="mlflow")
     model = model_of(tmp_path / "out")
+    with client_of(Service(Labeler(predictor))) as send:
+        [answer] = send({"url": "/predict", "files": [("images", ("a", content)) for content in contents]})
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda scores, **_: scores))
     ways = {
         "predictor": scores_by(predictor, paths),
         "embedding": np.concatenate([scores for _, scores, _ in predictor.embed(paths, batch_size=4)]),
+        "server": [[*result["scores"].values()] for result in answer.json()["results"]],
         "program": model(pixels),
         "loader": model(np.stack([model.read(path) for path in paths])),
+        "MLflow": LabelTable(str(tmp_path / "out")).predict(ImageTable(image=contents)),
     }
     for name, scores in ways.items():
         np.testing.assert_allclose(scores, expected, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.budget(40)
+@pytest.mark.parametrize(("kind", "most"), [("onnx_float16", 1e-3), ("onnx_int8", 1e-2)])
+def test_pad_and_flips_are_in_programs_of_fewer_bits(kind, most, made, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    flips = {"data.resize": "pad", "eval.flips": "true"}
+    paths = image_files(tmp_path)
+    for number, image in enumerate(noise(8)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    options = {"images": [str(tmp_path)]} if kind == "onnx_int8" else {}
+    export.export_run(RunFolder(made / RUN), str(tmp_path / "out"), kind, [*flips.items()], **options)
+    model, predictor = model_of(tmp_path / "out"), Predictor.from_run(made / RUN, flips)
+    pixels = np.stack([model.read(path) for path in paths])
+    np.testing.assert_allclose(model(pixels), scores_by(predictor, paths), atol=most)
+    np.testing.assert_allclose(model(pixels), model(pixels[:, :, ::-1]), atol=3 * most / 10)
 
 
 def test_the_loader_labels_files_on_the_command_line(made, tmp_path, capsys):

@@ -10,6 +10,7 @@ import pytest
 from helpers.documents import program_with
 from helpers.exported import model_of
 from helpers.outside import outside_python, run_outside
+from helpers.tables import ImageTable
 from PIL import Image
 
 from mlmoe_jax.apps.export import templates
@@ -108,19 +109,6 @@ def test_gradio_answers_with_the_page_of_a_space(exported):
 
 
 # ------------------------------------------------------------------------------------------------------------- MLflow
-class Table(dict):
-    """Stands in for a DataFrame: columns that know whether they have gaps, and an index."""
-
-    index = "abc"
-
-    class Column(list):
-        def notna(self):
-            return np.array([value is not None for value in self])
-
-    def __init__(self, **columns):
-        super().__init__({name: Table.Column(values) for name, values in columns.items()})
-
-
 def test_a_table_of_files_or_bytes_becomes_a_table_of_probabilities(exported, monkeypatch):
     folder, paths = exported(templates.mlflow_files)
     frames = []
@@ -130,15 +118,15 @@ def test_a_table_of_files_or_bytes_becomes_a_table_of_probabilities(exported, mo
     code = runpy.run_path(str(folder / f"{loading['loader_module']}.py"))
     model = code["_load_pyfunc"](str(folder / loading["data"]))
     contents = [path.read_bytes() for path in paths]
-    for table in (Table(path=[str(path) for path in paths]), Table(image=contents, path=[None] * 3)):
+    for table in (ImageTable(path=[str(path) for path in paths]), ImageTable(image=contents, path=[None] * 3)):
         model.predict(table)
         scores, index, columns = frames.pop()
         np.testing.assert_allclose(scores, SCORES, atol=1e-6)
         assert (index, columns) == ("abc", LABELS)
-    many = Table(image=contents * 30)
+    many = ImageTable(image=contents * 30)
     model.predict(many)
     np.testing.assert_allclose(frames.pop()[0], SCORES * 30, atol=1e-6)
-    for wrong in (Table(image=[contents[0], None]), Table(image=contents, path=paths)):
+    for wrong in (ImageTable(image=[contents[0], None]), ImageTable(image=contents, path=paths)):
         with pytest.raises(ValueError, match="should have one column"):
             model.predict(wrong)
 

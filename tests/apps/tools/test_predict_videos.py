@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, make_run
 from helpers.commands import csv_rows
+from helpers.photographs import texts
 from helpers.videos import STEADY, write_video
 from PIL import Image
 from pyarrow import parquet
@@ -15,6 +16,7 @@ from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.parts import RECORD, label_parts
 from mlmoe_jax.apps.tools.predict_files import choose_target, join_frames, predict_files
 from mlmoe_jax.data.decoding import STRICT
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import LabeledImage, Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -149,6 +151,26 @@ def test_new_names_are_those_of_every_output(at, predictor):
     assert list(json.loads((at / "p.jsonl").read_text())["scores"]) == ["warm", "green", "dark"]
     predict(renamed, "photos", output="tags", form="sidecar")
     assert (at / "tags/photos/a.txt").read_text() == "warm, green, dark\n"
+
+
+def test_sidecars_of_xmp_have_the_new_names(at, predictor):
+    (at / "leave_out.txt").write_text("d?rk\n")
+    plain = predictor.rename(leave_out=at / "leave_out.txt")
+    predict(plain, "photos", output="photos", form="xmp")
+    content = (at / "photos/a.png.xmp").read_bytes()
+    assert texts(content, "subject") == ["red", "green"]
+    predict(predictor.rename(at / "rename.csv", at / "leave_out.txt"), "photos", output="photos", form="xmp")
+    content = (at / "photos/a.png.xmp").read_bytes()
+    assert texts(content, "subject") == ["red", "green", "warm"]
+    assert texts(content, "written") == ["red", "green", "warm"]
+
+
+def test_levels_of_xmp_are_of_the_new_names(at):
+    (at / "rename.csv").write_text("green,color\n")
+    tree = LabelTree(((0, 1), (3, 1)))  # red and dark imply green
+    predictor = Predictor(make_run(tree=tree), HALVES).rename(at / "rename.csv")
+    predict(predictor, "photos", output="out", form="xmp_lightroom")
+    assert texts((at / "out/photos/a.xmp").read_bytes(), "levels") == ["color|red", "color", "color|dark"]
 
 
 def test_parts_with_other_names_are_refused(at, predictor):
