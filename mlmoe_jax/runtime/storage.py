@@ -184,9 +184,11 @@ class Folder:
         """Create or replace a file that a person may edit at the same time, without a lock.
 
         `content` reads the file and returns its new content. It is called again if the file changes before it is
-        replaced.
+        replaced. A link inside the folder is followed. Raises UserError if it leads out of the folder.
         """
-        path = self / name
+        path = self.inside(name)
+        if self.is_local:
+            path = named_file(path)
         while self.is_local:
             before, new = _version(path), content()
             with contextlib.suppress(_Changed), atomic_file(path) as partial:
@@ -335,13 +337,14 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
 
     The temporary file is a hidden file in the folder of `path`, so that renaming is atomic. If `path` is in an object
     store, whose uploads are atomic, the file is in the folder for temporary files. A symbolic link at `path` is
-    replaced, not followed. Several processes may write to `path` at the same time.
+    replaced, not followed. An existing file keeps its permissions. Several processes may write to `path` at the same
+    time.
     """
     local = "://" not in str(path)
     with disk_errors_explained(path):
         partial = new_temporary(Path(path).parent if local else Path(tempfile.gettempdir()))
         open(partial, "x").close()
-        mode = partial.stat().st_mode
+        mode = (Path(path) if local and Path(path).is_file() else partial).stat().st_mode
         try:
             yield partial
             partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read

@@ -126,6 +126,21 @@ def test_a_file_that_changes_before_it_is_replaced_is_read_again(tmp_path):
     assert names(tmp_path) == ["a.csv"]
 
 
+def test_a_file_of_somebody_keeps_its_permissions_and_its_link(tmp_path):
+    (tmp_path / "below").mkdir()
+    file = tmp_path / "below" / "a.csv"
+    file.touch()
+    file.chmod(0o640)
+    (tmp_path / "link.csv").symlink_to("below/a.csv")
+    Folder(tmp_path).update("link.csv", lambda: b"new")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"new", 0o640)
+    (tmp_path / "below" / "out.csv").symlink_to("../b.csv")
+    with pytest.raises(UserError, match=r"out\.csv is a link out of the folder"):
+        Folder(tmp_path / "below").update("out.csv", lambda: b"new")
+    assert not (tmp_path / "b.csv").exists()
+
+
 def write_output(path: Path, text: str, **options) -> None:
     with open_output(OutputTarget(epath.Path(path), "csv", **options)) as file:
         file.write(text)
