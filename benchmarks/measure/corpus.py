@@ -28,9 +28,9 @@ import numpy as np
 from benchmarks.report import heading, row
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.parts import RECORD
-from mlmoe_jax.data.images import ImageNames, Images
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import unlabeled
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, Predictor
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -58,7 +58,7 @@ def rates(predictor: Predictor, images: Images) -> dict[str, float]:
     run, size = predictor.run, LARGEST_BATCH * predictor.run.mesh.size
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
-    split = Split("images", (), np.zeros((len(images), 0), np.int8), ImageNames(images), images)
+    split = unlabeled(images)
     rows = range(len(images) // size * size)
     reading = rate(build_loader(data, split, batch_size=size, labels=False, rows=rows), size)
     batch = shard_batch(next(build_loader(data, split, batch_size=size, labels=False)), run.mesh)

@@ -659,14 +659,24 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     "write the features of a backbone",
     "--config=own_csv:root=photos --output=features",
     needs=("config", "output"),
-    options={"output": {"help": "a folder"}},
+    flags=("images", "column", "part-size", "worker", "every"),
+    independent=lambda flags: bool(flags.images),
+    options={"output": {"help": "a folder; of --images, it gets parts, which the same command completes"}},
     stages=("data", "image", "model", "score"),
 )
 def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides, flags.mode)
+    cache_programs()
+    if flags.images:
+        from mlmoe_jax.apps.tools.feature_parts import write_feature_parts
+
+        if not wants_parts(flags.output, None):
+            raise UserError(f"features of --images are parts in a folder; give --output=FOLDER/, not {flags.output}")
+        return write_feature_parts(config, _part_options(flags))
+    if flags.column or flags.part_size or flags.worker or flags.every:
+        raise UserError("--column, --part-size, --worker and --every are for the parts of --images; give images")
     from mlmoe_jax.apps.tools.feature_files import write_features
 
-    cache_programs()
     return write_features(config, flags.output)
 
 

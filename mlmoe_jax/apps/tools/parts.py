@@ -32,7 +32,7 @@ from mlmoe_jax.apps.tools.part_options import PartOptions
 from mlmoe_jax.apps.tools.predict_files import Summary
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.errors import DONE, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
@@ -56,14 +56,16 @@ class PartSource(Protocol):
       done: what an image with a result is, such as "labeled".
       settings: what the rows depend on beside the images, by name, as JSON.
       decoding: how images are decoded.
-      exit_code: the exit code if nothing else happens.
+      describe: returns the result of an image that was read as it is printed; None prints no results.
+      exit_code: the exit code of the command.
     """
 
     task: str
     done: str
     settings: dict[str, Any]
     decoding: Decoding
-    exit_code: int = DONE
+    describe: Callable[[Any], str] | None
+    exit_code: int
 
     def batch_size(self, images: int) -> int:
         """Return the batch size for a part of `images` images."""
@@ -75,9 +77,6 @@ class PartSource(Protocol):
 
     def write(self, path: epath.Path, results: Iterable[Any]) -> None:
         """Write the file of a part atomically."""
-
-    def describe(self, result: Any) -> str:
-        """Return the result of an image that was read as it is printed."""
 
 
 @dataclass(frozen=True)

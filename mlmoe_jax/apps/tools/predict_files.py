@@ -341,10 +341,11 @@ def _write_label_file(
 class Summary:
     """The summary that `mlmoe predict` prints: the first images with their labels, the errors, and the speed.
 
-    `describe` returns the text of a result, and `done` is what an image with a result is.
+    `describe` returns the text of a result, or is None if results are not shown. `done` is what an image with a result
+    is.
     """
 
-    def __init__(self, usages: Sequence[Usage], describe: Callable[[Any], str], done: str = "labeled"):
+    def __init__(self, usages: Sequence[Usage], describe: Callable[[Any], str] | None, done: str = "labeled"):
         self.usages, self.describe, self.done = usages, describe, done
         self.images, self.unread, self.started = 0, 0, time.perf_counter()
         self.lines: list[str] = []
@@ -354,7 +355,7 @@ class Summary:
         for result in results:
             yield result
             self.images += 1
-            if self.images <= PRINTED_IMAGES:
+            if self.describe and self.images <= PRINTED_IMAGES:
                 shown = "unreadable" if result.error else self.describe(result)
                 self.lines.append(printable(f"{result.image}  {shown}"))
             if result.error:
@@ -377,7 +378,8 @@ class Summary:
         numbers = {"images": self.images, self.done: read, "unreadable": self.unread}
         usage = [account.document() for account in self.usages]
         document = {**numbers, "usage": usage, "images_per_second": rate, "output": str(target)}
-        return Outcome(["\n".join(self.lines), sentence], document, exit_code)
+        shown = ["\n".join(self.lines), sentence] if self.lines else [sentence]
+        return Outcome(shown, document, exit_code)
 
 
 def describe_labels(result: LabeledImage) -> str:
