@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from mlmoe_jax.apps.tools.part_files import write_part
 from mlmoe_jax.apps.tools.part_options import PartOptions
-from mlmoe_jax.apps.tools.parts import digest, write_parts
+from mlmoe_jax.apps.tools.parts import PartSource, digest, write_parts
 from mlmoe_jax.apps.tools.predict_files import ResultRows, describe_labels
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
-from mlmoe_jax.inference.predictor import LabeledImage, Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.params import fingerprint
-from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.version import __version__
 
@@ -38,11 +36,21 @@ def label_parts(
     on all images.
     """
 
-    def open_source(images: Images) -> Labels:
+    def open_source(images: Images) -> PartSource:
         predictor = open_predictor()
         rows = ResultRows(predictor.names, top_k, of_videos=images.of_videos)
         _require_possible(predictor, rows, options.kind, gates=gates)
-        return Labels(predictor, rows, batch_size, gates)
+        return PartSource(
+            "predict",
+            "labeled",
+            describe_settings(predictor, top_k, gates),
+            Decoding.from_config(predictor.run.config.data),
+            partial(predictor.even_batch, most=batch_size),
+            partial(predictor.label_rows, top_k=top_k, gates=gates),
+            partial(write_part, rows),
+            describe_labels,
+            OUTDATED if predictor.run.outdated else DONE,
+        )
 
     return write_parts(open_source, options)
 
@@ -57,32 +65,6 @@ def _require_possible(predictor: Predictor, rows: ResultRows, kind: str, *, gate
     if gates and kind != "jsonl":
         raise UserError("--gates needs JSON lines; add --format=jsonl")
     rows.require_columns(kind)
-
-
-class Labels:
-    """The labels of a model, see `PartSource`."""
-
-    task, done = "predict", "labeled"
-    describe = staticmethod(describe_labels)
-
-    def __init__(self, predictor: Predictor, rows: ResultRows, most: int | None, gates: bool):
-        self.predictor, self.rows, self.most, self.gates = predictor, rows, most, gates
-        self.settings = describe_settings(predictor, rows.top_k, gates)
-        self.decoding = Decoding.from_config(predictor.run.config.data)
-        self.exit_code = OUTDATED if predictor.run.outdated else DONE
-
-    def batch_size(self, images: int) -> int:
-        return self.predictor.even_batch(images, self.most)
-
-    def compute(
-        self, images: Images, rows: Sequence[int], batch_size: int, progress: Progress
-    ) -> Iterator[tuple[int, LabeledImage]]:
-        return self.predictor.label_rows(
-            images, rows, batch_size=batch_size, top_k=self.rows.top_k, gates=self.gates, progress=progress
-        )
-
-    def write(self, path: epath.Path, results: Iterable[LabeledImage]) -> None:
-        write_part(path, self.rows, results)
 
 
 def describe_settings(predictor: Predictor, top_k: int | None, gates: bool) -> dict[str, Any]:
@@ -101,5 +83,5 @@ def describe_settings(predictor: Predictor, top_k: int | None, gates: bool) -> d
         "calibration": digest(map(str, np.ravel([calibration.scale, calibration.offset]))),
         "--top-k": top_k,
         "--gates": gates,
-        **{key: functools.reduce(getattr, key.split("."), run.config) for key in keys},
+        **{key: reduce(getattr, key.split("."), run.config) for key in keys},
     }

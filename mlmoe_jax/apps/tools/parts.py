@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -29,10 +29,10 @@ from etils import epath
 from mlmoe_jax.apps.tools.image_list import find_images, includes, sample_inputs
 from mlmoe_jax.apps.tools.part_files import plain, read_names
 from mlmoe_jax.apps.tools.part_options import PartOptions
-from mlmoe_jax.apps.tools.predict_files import Summary
+from mlmoe_jax.apps.tools.predict_files import Summary, stop_explained
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
@@ -48,7 +48,8 @@ class _WrittenByOther(Exception):
     """Another worker has written the part."""
 
 
-class PartSource(Protocol):
+@dataclass(frozen=True)
+class PartSource:
     """A model that computes the rows of parts. A result has the attributes `image` and `error`.
 
     Attributes:
@@ -56,6 +57,9 @@ class PartSource(Protocol):
       done: what an image with a result is, such as "labeled".
       settings: what the rows depend on beside the images, by name, as JSON.
       decoding: how images are decoded.
+      batch_size: returns the batch size for a number of images.
+      compute: yields (row, result) of some rows of images, as `Predictor.label_rows`.
+      write: writes the results of a part to a file atomically.
       describe: returns the result of an image that was read as it is printed; None prints no results.
       exit_code: the exit code of the command.
     """
@@ -64,19 +68,11 @@ class PartSource(Protocol):
     done: str
     settings: dict[str, Any]
     decoding: Decoding
-    describe: Callable[[Any], str] | None
-    exit_code: int
-
-    def batch_size(self, images: int) -> int:
-        """Return the batch size for a part of `images` images."""
-
-    def compute(
-        self, images: Images, rows: Sequence[int], batch_size: int, progress: Progress
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield (row, result) of the images with the row numbers `rows`, see `Predictor.label_rows`."""
-
-    def write(self, path: epath.Path, results: Iterable[Any]) -> None:
-        """Write the file of a part atomically."""
+    batch_size: Callable[[int], int]
+    compute: Callable[..., Iterator[tuple[int, Any]]]
+    write: Callable[[epath.Path, Iterable[Any]], None]
+    describe: Callable[[Any], str] | None = None
+    exit_code: int = DONE
 
 
 @dataclass(frozen=True)
@@ -179,6 +175,11 @@ class PartFolder:
     def count_written(self) -> int:
         return sum(1 for name in self._names() if _PART.fullmatch(name))
 
+    def stopped(self) -> str:
+        """Return what a KeyboardInterrupt says."""
+        written = f"{self.count_written():,} of {quantity(self.count, 'part')} are in {self.folder}"
+        return f"stopped; {written}, and the same command continues"
+
     def list_missing(self, worker: tuple[int, int]) -> list[int]:
         """Return the parts that are missing: first of this worker, and then of others in random order."""
         written = self.find_parts()
@@ -273,7 +274,7 @@ def write_parts(open_source: Callable[[Images], PartSource], options: PartOption
     _require_readable(found.images, source.decoding)
     parts.prepare()
     summary = Summary(found.usages, source.describe, source.done)
-    with _stop_explained(parts):
+    with stop_explained(parts.stopped):
         _check_files(parts, options.worker)
         _write_missing(parts, source, options.worker, summary)
     outcome = summary.outcome(str(folder), source.exit_code)
@@ -337,22 +338,10 @@ def _compute(
     rows = PartRows(parts, order, batch * math.ceil(longest / batch))
     progress = Progress(source.task, math.ceil(len(rows) / batch / workers), batch)
     first, started = parts.count - len(order), time.monotonic()
-    computed = source.compute(parts.images, rows, batch, progress)
+    computed = source.compute(parts.images, rows, batch_size=batch, progress=progress)
     for part, pairs in itertools.groupby(computed, key=lambda pair: pair[0] // parts.size):
         yield part, (result for _, result in pairs)
         written = parts.count_written()
         seconds = (time.monotonic() - started) / max(1, written - first) * (parts.count - written)
         left = timedelta(seconds=round(seconds))
         progress.note = f"{written:,} of {parts.count:,} parts, {left} left for all workers"
-
-
-@contextlib.contextmanager
-def _stop_explained(parts: PartFolder) -> Iterator[None]:
-    """Say in a KeyboardInterrupt that the same command continues."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(
-            f"stopped; {parts.count_written():,} of {quantity(parts.count, 'part')} are in {parts.folder}, and the "
-            "same command continues"
-        ) from error

@@ -89,21 +89,22 @@ def predict_files(
     elif target.kind in FORMATS:
         _write_label_file(predictor, images, target, results)
     else:
-        with contextlib.nullcontext() if select or per_video or target.path is None else _stop_explained(target):
+        unfinished = f"stopped; {target} is not written"
+        if not (select or per_video or target.path is None):
+            unfinished += ", but with --output=FOLDER/ the same command would resume"
+        with stop_explained(lambda: unfinished):
             rows.write(target, results)
     exit_code = OUTDATED if predictor.run.outdated else DONE
     return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
 
 
 @contextlib.contextmanager
-def _stop_explained(target: OutputTarget) -> Iterator[None]:
-    """Say in a KeyboardInterrupt that parts would resume."""
+def stop_explained(sentence: Callable[[], str]) -> Iterator[None]:
+    """Replace the text of a KeyboardInterrupt, to say what was done and what the next command does."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(
-            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
-        ) from error
+        raise KeyboardInterrupt(sentence()) from error
 
 
 def _require_videos_possible(images: Images, predictor: Predictor, target: OutputTarget, *, per_video: bool) -> None:

@@ -211,7 +211,7 @@ def test_a_part_is_not_written_after_another_command_has_added_images(at, monkey
                 part_folder(at, 11).prepare()
 
     write = labels_of_parts.write_part
-    monkeypatch.setattr(labels_of_parts, "write_part", lambda path, rows, results: write(path, rows, extended(results)))
+    monkeypatch.setattr(labels_of_parts, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
     with pytest.raises(UserError, match="has parts with 11 images, but --images has 3; give the same images"):
         label(at, images=3)
     monkeypatch.undo()
@@ -325,7 +325,7 @@ def test_rows_of_a_part_that_another_worker_has_written_are_left_out(at, monkeyp
     monkeypatch.setattr(PartRows, "_is_written", lambda self, part: next(looks, True))
     attempts = []
 
-    def write(at, rows, results):
+    def write(rows, at, results):
         path.write_bytes(content)  # by the other worker
         attempts.append(at)
         attempts.append(list(results))
