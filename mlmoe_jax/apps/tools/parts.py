@@ -19,8 +19,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 
 RECORD = "_parts.json"  # programs that read a folder as one table leave out names that start with _
 _PART = re.compile(r"part-(\d+)\.\w+")
-_CHECK_SECONDS = 2.0  # between two checks whether the file of a part exists
+_CHECK_SECONDS = 2.0  # the period in which the file of a part is looked for once
 
 
 class _WrittenByOther(Exception):
@@ -187,18 +186,24 @@ class PartFolder:
         own = missing % worker[1] == worker[0]
         return [*sorted(missing[own].tolist()), *missing[~own].tolist()]
 
+    def check_files(self, worker: tuple[int, int]) -> None:
+        """Raise UserError if a part of this worker has other images. Say how many parts and other files there are."""
+        written = self.find_parts()
+        for part in written:
+            if part % worker[1] == worker[0]:
+                self.require_own(part)
+        if others := [name for name in self._names() if name != RECORD and not _PART.fullmatch(name)]:
+            logging.getLogger(__name__).warning(
+                f"{self.folder}: {quantity(len(others), 'file')} of other programs stay: {abbreviate(others)}"
+            )
+        if written:
+            status(f"{len(written):,} of {quantity(self.count, 'part')} are in {self.folder} already")
+
     def require_own(self, part: int) -> None:
         """Raise UserError unless the file of a part has the names of its images."""
         names = [plain(self.images.name(row)) for row in self.rows(part)]
         if read_names(path := self.path(part)) != names:
             raise UserError(f"{path} is a part of another command, with other images; remove it")
-
-    def warn_of_others(self) -> None:
-        """Log a warning about files that are no parts."""
-        if others := [name for name in self._names() if name != RECORD and not _PART.fullmatch(name)]:
-            logging.getLogger(__name__).warning(
-                f"{self.folder}: {quantity(len(others), 'file')} of other programs stay: {abbreviate(others)}"
-            )
 
     def write(self, part: int, source: PartSource, results: Iterable[Any]) -> None:
         """Write the file of a part; nothing if the last results are missing because another worker has written it.
@@ -222,7 +227,7 @@ def digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
-@dataclass
+@dataclass(frozen=True)
 class PartRows(Sequence[int]):
     """The rows of the parts in `order`, padded to `slots` rows each by −1.
 
@@ -232,7 +237,6 @@ class PartRows(Sequence[int]):
     parts: PartFolder
     order: Sequence[int]
     slots: int
-    checks: dict[int, tuple[float, bool]] = field(default_factory=dict)  # part -> time, and if it was there
 
     def __len__(self) -> int:
         return len(self.order) * self.slots
@@ -244,11 +248,13 @@ class PartRows(Sequence[int]):
         return -1 if slot >= len(rows) or self._is_written(part) else rows[slot]
 
     def _is_written(self, part: int) -> bool:
-        checked, written = self.checks.get(part, (-math.inf, False))
-        if not written and time.monotonic() - checked > _CHECK_SECONDS:
-            written = self.parts.path(part).exists()
-            self.checks[part] = time.monotonic(), written
-        return written
+        return _exists(self.parts.path(part), time.monotonic() // _CHECK_SECONDS)
+
+
+@functools.lru_cache(16)
+def _exists(path: epath.Path, period: float) -> bool:
+    """Return whether there is a file. It is looked for once in each period, because a store takes long to answer."""
+    return path.exists()
 
 
 def write_parts(open_source: Callable[[Images], PartSource], options: PartOptions) -> Outcome:
@@ -275,7 +281,7 @@ def write_parts(open_source: Callable[[Images], PartSource], options: PartOption
     parts.prepare()
     summary = Summary(found.usages, source.describe, source.done)
     with stop_explained(parts.stopped):
-        _check_files(parts, options.worker)
+        parts.check_files(options.worker)
         _write_missing(parts, source, options.worker, summary)
     outcome = summary.outcome(str(folder), source.exit_code)
     written = {"parts": parts.count, "images_in_parts": len(found.images)}
@@ -300,17 +306,6 @@ def _require_readable(images: Images, decoding: Decoding) -> None:
         )
 
 
-def _check_files(parts: PartFolder, worker: tuple[int, int]) -> None:
-    """Raise UserError if a part of this worker has other images. Say how many parts and other files there are."""
-    written = parts.find_parts()
-    for part in written:
-        if part % worker[1] == worker[0]:
-            parts.require_own(part)
-    parts.warn_of_others()
-    if written:
-        status(f"{len(written):,} of {quantity(parts.count, 'part')} are in {parts.folder} already")
-
-
 def _write_missing(parts: PartFolder, source: PartSource, worker: tuple[int, int], summary: Summary) -> None:
     """Write the missing parts, also those that vanish meanwhile. UserError if one vanishes that was tried."""
     tried: set[int] = set()  # so this ends, whatever happens to the files
@@ -329,19 +324,12 @@ def _write_missing(parts: PartFolder, source: PartSource, worker: tuple[int, int
 def _compute(
     parts: PartFolder, source: PartSource, order: Sequence[int], workers: int
 ) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Yield each part of `order` that is computed, and its results.
-
-    The progress shows how many parts all workers have written, and how long they still need.
-    """
+    """Yield each part of `order` that is computed, and its results. The progress shows the parts of all workers."""
     longest = min(len(parts.images), parts.size)
     batch = source.batch_size(longest)
     rows = PartRows(parts, order, batch * math.ceil(longest / batch))
     progress = Progress(source.task, math.ceil(len(rows) / batch / workers), batch)
-    first, started = parts.count - len(order), time.monotonic()
     computed = source.compute(parts.images, rows, batch_size=batch, progress=progress)
     for part, pairs in itertools.groupby(computed, key=lambda pair: pair[0] // parts.size):
         yield part, (result for _, result in pairs)
-        written = parts.count_written()
-        seconds = (time.monotonic() - started) / max(1, written - first) * (parts.count - written)
-        left = timedelta(seconds=round(seconds))
-        progress.note = f"{written:,} of {parts.count:,} parts, {left} left for all workers"
+        progress.note = f"{parts.count_written():,} of {parts.count:,} parts"

@@ -306,7 +306,7 @@ def test_a_worker_takes_its_parts_and_then_those_that_others_have_not_written(at
 
 
 def test_a_part_that_appears_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(parts, "_CHECK_SECONDS", 1e-9)
     images = ArrayImages(np.zeros((7, 1, 1, 3), np.uint8))
     rows = PartRows(PartFolder(Folder(tmp_path), "csv", images, 4, {}), [1, 0], 6)
     assert list(rows) == [4, 5, 6, -1, -1, -1, 0, 1, 2, 3, -1, -1]
