@@ -29,7 +29,7 @@ from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresho
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
 from mlmoe_jax.runtime.array_types import Arrays
-from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.batches import even_batch, run_batches
 from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
@@ -284,13 +284,9 @@ class Predictor:
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
     def even_batch(self, images: int, most: int | None = None) -> int:
-        """Return a batch size of about `most` with which the last batch of `images` images needs little padding.
-
-        The result is over all devices, a multiple of their number. If `most` is None, it is LARGEST_BATCH per device.
-        """
+        """Return `batches.even_batch` for the devices of the model. `most` of None is LARGEST_BATCH per device."""
         devices = self.run.mesh.size
-        batches = math.ceil(images / (most or LARGEST_BATCH * devices))
-        return devices * math.ceil(images / batches / devices)
+        return even_batch(images, most or LARGEST_BATCH * devices, devices)
 
     def check_options(self, top_k: int | None, gates: bool) -> None:
         """Raise UserError if `top_k` is out of range, see `check_top_k`, or the model has no `gates`."""

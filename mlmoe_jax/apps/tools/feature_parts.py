@@ -23,6 +23,7 @@ from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.split import SkippedImages, unlabeled
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.runtime.array_types import Arrays
+from mlmoe_jax.runtime.batches import even_batch
 from mlmoe_jax.runtime.files import MIB
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.storage import atomic_file
@@ -56,7 +57,7 @@ def _open_source(extractor: FeatureExtractor) -> PartSource:
         "read",
         {**extractor.settings, "features": kinds},
         Decoding.from_config(extractor.config.data),
-        lambda images: extractor.batch_size,
+        partial(even_batch, most=extractor.batch_size, devices=extractor.mesh.size),
         partial(compute_features, extractor),
         partial(write_features, kinds),
     )
