@@ -92,3 +92,21 @@ wait_for() {
   while wait "$1" || true; kill -0 "$1" 2> /dev/null; do :; done
   wait "$1"
 }
+
+# writes_parts FLAG...: whether these are the flags of a command that writes parts, whose workers do not wait for one
+# another. It knows a folder as `wants_parts` of the package does.
+writes_parts() {
+  local flag images="" output=- form=""
+  for flag in "$@"; do
+    case "$flag" in
+      --images=*) images=yes ;;
+      --output=*) output="${flag#*=}" ;;
+      --format=*) form="${flag#*=}" ;;
+    esac
+  done
+  case "${1:-}:$images:$form" in
+    predict:yes: | features:yes:) [ "$output" != - ] && { [ -d "$output" ] || [[ "${output##*/}" != ?*.* ]]; } ;;
+    predict:yes:parquet | predict:yes:csv | predict:yes:jsonl) ;;
+    *) return 1 ;;
+  esac
+}

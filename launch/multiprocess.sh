@@ -3,9 +3,10 @@
 #
 #   bash launch/multiprocess.sh 2 --config=configs/mlvpt_digits.py --workdir=runs/digits
 #
-# Each output line is prefixed with the number of its process. When a process fails, all processes end; the exit code is
-# from the first failure. Ctrl-C and SIGTERM are forwarded to all processes, which save a checkpoint and stop.
-# The same command, also with another N, resumes from the last checkpoint. GPUs are divided equally.
+# Each output line is prefixed with the number of its process. When a process fails, all processes end, except workers on
+# parts (docs/corpus.md); the exit code is from the first failure. Ctrl-C and SIGTERM are forwarded to all processes, which
+# save a checkpoint and stop. The same command, also with another N, resumes from the last checkpoint. GPUs are divided
+# equally.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=launch/commands.sh
@@ -70,7 +71,7 @@ while [ "$running" -gt 0 ]; do
       echo "process $number ended with exit code $code" >&2
     fi
   fi
-  [ "$failed" -ne 0 ] || continue
+  if [ "$failed" -eq 0 ] || { [ -z "$stopping" ] && writes_parts "$@"; }; then continue; fi
   if [ -z "$terminated" ] && [ $((SECONDS - since)) -ge "$grace" ]; then
     terminated=yes
     tell TERM

@@ -39,7 +39,7 @@ def follow(block: str, hub) -> None:
     for line in block.splitlines():
         program, *words = shlex.split(line.replace("USER/NAME", "ada/colors").replace("gs://BUCKET", "bucket"))
         assert program == "mlmoe"
-        assert main(words + (SMALL if words[0] in ("data", "train") else [])) == 0, line
+        assert main(words + (SMALL if words[0] in ("data", "train", "features") else [])) == 0, line
         hub.fail["api"] = hub.fail["resolve"] = (503, "")
 
 
@@ -66,5 +66,10 @@ def test_the_page_leads_from_the_hub_to_labels(hub, tmp_path):
     expected = (np.random.default_rng(2).random((24, 3)) < 0.5).tolist()
     found = [[name in labels for name in CLASSES] for labels in table.column("labels").to_pylist()]
     assert np.mean(np.array(found) == expected) > 0.8
+    (features,) = (block.text for block in blocks(PAGE, "bash", "Features"))
+    follow(features, hub)
+    table = ds.dataset("bucket/features", format="parquet").to_table()
+    assert table.column("image").to_pylist() == [f"bucket/images/0.parquet#{row}" for row in range(24)]
+    assert len(table.column("features")[0]) == 1280
     follow(packed, hub)
     assert (tmp_path / "runs" / "packed" / "results.json").is_file()

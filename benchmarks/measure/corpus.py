@@ -7,8 +7,8 @@ The first --count images of --images are labeled with the model --workdir. Three
 of 32 per device, without the first two batches: reading alone, the compiled step alone on one batch, and both as in
 `mlmoe predict --output=FOLDER/`. "share" is the last rate over the slower of the first two.
 
-For each length in --lists, `mlmoe predict` labels a list of missing files in a process of its own, which is stopped
-after --seconds. The table has its peak memory, and the time until the first part was written.
+For each length in --lists, `mlmoe predict` labels a list of one image and missing files in a process of its own, which
+is stopped after --seconds. The table has its peak memory, and the time until the first part was written.
 """
 
 import itertools
@@ -28,9 +28,9 @@ import numpy as np
 from benchmarks.report import heading, row
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.parts import RECORD
-from mlmoe_jax.data.images import ImageNames, Images
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import unlabeled
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, Predictor
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -58,7 +58,7 @@ def rates(predictor: Predictor, images: Images) -> dict[str, float]:
     run, size = predictor.run, LARGEST_BATCH * predictor.run.mesh.size
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
-    split = Split("images", (), np.zeros((len(images), 0), np.int8), ImageNames(images), images)
+    split = unlabeled(images)
     rows = range(len(images) // size * size)
     reading = rate(build_loader(data, split, batch_size=size, labels=False, rows=rows), size)
     batch = shard_batch(next(build_loader(data, split, batch_size=size, labels=False)), run.mesh)
@@ -69,11 +69,15 @@ def rates(predictor: Predictor, images: Images) -> dict[str, float]:
     return {"reader": reading, "step": computing, "predict": both, "share": both / min(reading, computing)}
 
 
-def peak_memory(options: Options, length: int) -> tuple[float, float, float]:
-    """Label a list of `length` missing files. Return the peak memory in MB, and the seconds to start and to a part."""
+def peak_memory(options: Options, image: str, length: int) -> tuple[float, float, float]:
+    """Label a list of `image` and `length` missing files.
+
+    Return the peak memory in MB, and the seconds to start and to a part.
+    """
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         with open(place / "list.txt", "w") as file:
+            file.write(f"{os.path.abspath(image)}\n")
             file.writelines(f"missing/{number:010d}.jpg\n" for number in range(length))
         command = [sys.executable, "-m", "mlmoe_jax.main", "predict", f"--workdir={options.workdir}"]
         command += [f"--images=@{place / 'list.txt'}", f"--output={place / 'labels'}/"]
@@ -109,4 +113,4 @@ def measure(options: Options) -> Iterator[str]:
     yield f"\n{os.cpu_count()} cores, {options.seconds:g} s of each list\n"
     yield heading("paths", "peak MB", "s to the start", "s to the first part")
     for length in options.lists:
-        yield row(f"{length:,}", *(f"{value:,.0f}" for value in peak_memory(options, length)))
+        yield row(f"{length:,}", *(f"{value:,.0f}" for value in peak_memory(options, images.name(0), length)))

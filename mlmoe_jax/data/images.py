@@ -8,10 +8,10 @@ import io
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 
 import numpy as np
 from etils import epath
@@ -45,12 +45,13 @@ class Images(abc.ABC):
 
     Attributes:
       are_decoded: whether reading an image includes decoding or rendering, which takes about a millisecond of CPU time.
-      may_have_frames: whether `has_frames` can be true.
+      most_opened: the number of files that `frames_note` may open; 0 if none has several frames. It is small if to open
+        an image reads much.
       of_videos: whether some are frames of videos.
     """
 
     are_decoded = False
-    may_have_frames = False
+    most_opened = 0
     of_videos = False
 
     @abc.abstractmethod
@@ -86,6 +87,17 @@ class Images(abc.ABC):
         """Return the name of image `row` for errors. It is the path of the file if the image is stored as a file."""
         return f"image {row}"
 
+    def list_names(self) -> Iterator[str]:
+        """Yield the name of each image, which is faster than to ask for each row."""
+        return map(self.name, range(len(self)))
+
+    def identities(self) -> Iterator[str]:
+        """Yield the name of each image, and what tells it from an image of this name in another version of its file.
+
+        No file is opened.
+        """
+        return self.list_names()
+
     def line(self, row: int) -> tuple[str, int] | None:
         """Return (name of the table, line number from 1) of image `row`; None if no table lists the image."""
         return None
@@ -101,13 +113,13 @@ class Images(abc.ABC):
     def frames_note(self) -> list[str]:
         """Return sentences for `Usage.notes` about the images with several frames; [] if there is none.
 
-        At most MOST_OPENED files are opened for this, or MOST_FAR in an object store, where each is read whole.
+        At most `most_opened` files are opened for this, or MOST_FAR in an object store, where each is read whole.
         """
-        if not self.may_have_frames:
+        if not self.most_opened:
             return []
-        candidates = (row for row in range(len(self)) if not self.name(row).lower().endswith(ONE_FRAME))
+        candidates = (row for row, name in enumerate(self.list_names()) if not name.lower().endswith(ONE_FRAME))
         rows = list(islice(candidates, 1))
-        rows += islice(candidates, (MOST_FAR if rows and "://" in self.name(rows[0]) else MOST_OPENED) - 1)
+        rows += islice(candidates, (MOST_FAR if rows and "://" in self.name(rows[0]) else self.most_opened) - 1)
         with ThreadPoolExecutor() as pool:  # the files may be far away
             found = list(pool.map(self.has_frames, rows))
         several = dict.fromkeys(self.name(row) for row, has_frames in zip(rows, found, strict=True) if has_frames)
@@ -147,8 +159,8 @@ class _Subset(Images):
         return self.whole.are_decoded
 
     @property
-    def may_have_frames(self) -> bool:
-        return self.whole.may_have_frames
+    def most_opened(self) -> int:
+        return self.whole.most_opened
 
     @property
     def of_videos(self) -> bool:
@@ -180,11 +192,11 @@ class JoinedImages(Images):
     """The images of several sources, one source after the other."""
 
     are_decoded = True
-    may_have_frames = True
 
     def __init__(self, parts: Sequence[Images]):
         self.parts, self.ends = parts, list(accumulate(map(len, parts)))
         self.of_videos = any(part.of_videos for part in parts)
+        self.most_opened = min((part.most_opened for part in parts if part.most_opened), default=0)
 
     def __len__(self) -> int:
         return self.ends[-1] if self.ends else 0
@@ -204,7 +216,13 @@ class JoinedImages(Images):
 
     def has_frames(self, row: int) -> bool:
         images, row = self._find(row)
-        return images.may_have_frames and images.has_frames(row)
+        return images.has_frames(row)
+
+    def list_names(self) -> Iterator[str]:
+        return chain.from_iterable(part.list_names() for part in self.parts)
+
+    def identities(self) -> Iterator[str]:
+        return chain.from_iterable(part.identities() for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +236,9 @@ class ImageNames(Sequence[str]):
 
     def __getitem__(self, row: int) -> str:
         return self.images.name(range(len(self.images))[row])
+
+    def __iter__(self) -> Iterator[str]:
+        return self.images.list_names()
 
 
 @dataclass(eq=False)
@@ -237,7 +258,7 @@ class EncodedImages(Images):
     """Images stored as bytes of image files. A subclass defines `__len__`, `encoded` and, if useful, `name`."""
 
     are_decoded = True
-    may_have_frames = True
+    most_opened = MOST_OPENED
 
     def has_frames(self, row: int) -> bool:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.names import require_names
 from mlmoe_jax.data.usage import Usage
@@ -132,6 +132,11 @@ class Split:
         from mlmoe_jax.data.label_matrix import LabelMatrix  # here, because it imports scipy, and --help needs none
 
         object.__setattr__(self, "labels", LabelMatrix.of(self.labels))
+
+
+def unlabeled(images: Images) -> Split:
+    """Return a split of images without labels."""
+    return Split("images", (), np.zeros((len(images), 0), np.int8), ImageNames(images), images)
 
 
 class SkippedImages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -68,19 +69,18 @@ class FeatureExtractor:
     def batches(self, split: Split) -> Iterator[Arrays]:
         """Yield the features of all images of a split, batch by batch, in the order of the split.
 
-        A batch of n images has an array [n,…] per feature, and `mask` f32[n], which is 0 for images that cannot be read
-        if `data.bad_images` is "skip".
+        A batch of n images has an array [n,…] per feature, `id` i32[n], the rows of the split, and `mask` f32[n], which
+        is 0 for images that cannot be read if `data.bad_images` is "skip".
         """
         size = self.batch_size
-        loader = build_loader(self.config.data, split, batch_size=size, labels=False)
-        for output in run_batches(
-            lambda batch: self.step(self.values, batch),
-            loader,
-            self.mesh,
-            advice="lower eval.batch_size",
-            progress=Progress(f"features of {split.name}", -(-len(split) // size), size),
-        ):
-            real = output.pop("id") >= 0  # not padding
+        progress = Progress(f"features of {split.name}", -(-len(split) // size), size)
+        return self.compute(build_loader(self.config.data, split, batch_size=size, labels=False), progress)
+
+    def compute(self, loader: Iterator[Arrays], progress: Progress) -> Iterator[Arrays]:
+        """Yield the features of the batches of a loader as `batches` does."""
+        step = functools.partial(self.step, self.values)
+        for output in run_batches(step, loader, self.mesh, advice="lower eval.batch_size", progress=progress):
+            real = output["id"] >= 0  # not padding
             yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
@@ -107,8 +107,8 @@ class FeatureExtractor:
                 pending.append(next(batches))
             joined = {kind: np.concatenate([batch[kind] for batch in pending]) for kind in pending[0]}
             pending = [{kind: values[size:] for kind, values in joined.items()}]
-            readable = joined.pop("mask")[:size] > 0
-            table.write(part, {kind: values[:size] for kind, values in joined.items()}, readable)
+            features = {kind: joined[kind][:size] for kind in table.kinds}
+            table.write(part, features, joined["mask"][:size] > 0)
         batches.close()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, has_frames, open_image
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.images import MOST_OPENED, Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike
 
@@ -46,7 +47,7 @@ class MixedImages(Images):
     Raises UserError if they are not a sequence.
     """
 
-    may_have_frames = True
+    most_opened = MOST_OPENED
 
     def __init__(self, items: Sequence[ImageLike]):
         # A pandas Series would be read by its index, which can have another order.
@@ -59,8 +60,10 @@ class MixedImages(Images):
 
     def name(self, row: int) -> str:
         """Return the path of image `row`, or "image N" with its row number N."""
-        image = self.items[row]
-        return os.fspath(image) if isinstance(image, PathLike) else f"image {row}"
+        return _name(row, self.items[row])
+
+    def list_names(self) -> Iterator[str]:
+        return starmap(_name, enumerate(self.items))
 
     def has_frames(self, row: int) -> bool:
         """Return whether image `row` is a file, or a Pillow image of a file, with several frames."""
@@ -77,3 +80,7 @@ class MixedImages(Images):
         if not isinstance(image, PathLike | bytes | Image.Image):
             raise BadImage(f"{name} is a {type(image).__name__}, not a path, bytes, an array or a Pillow image")
         return open_image(image, name=name, decoding=decoding)
+
+
+def _name(row: int, image: ImageLike) -> str:
+    return os.fspath(image) if isinstance(image, PathLike) else f"image {row}"

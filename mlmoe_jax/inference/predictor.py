@@ -15,10 +15,10 @@ from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import ImageNames, Images
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
-from mlmoe_jax.data.split import SkippedImages, Split
+from mlmoe_jax.data.split import SkippedImages, Split, unlabeled
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.output_names import OutputNames, read_output_names
@@ -29,7 +29,7 @@ from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresho
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared_model import is_untrained, run_folder
 from mlmoe_jax.runtime.array_types import Arrays
-from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.batches import even_batch, run_batches
 from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
@@ -207,7 +207,7 @@ class Predictor:
         """
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
-        split = self._split(images)
+        split = unlabeled(_as_images(images))
         devices = self.run.mesh.size
         if batch_size is None:
             batch_size = fitting_size(len(images), [size * devices for size in SIZES_PER_DEVICE])
@@ -240,7 +240,7 @@ class Predictor:
         `rows` can tell late which images are left out: a row is asked for when its image is about to be read.
         `batch_size` is over all devices, a multiple of their number. `top_k` and `gates` are as in `stream`.
         """
-        split = self._split(images)
+        split = unlabeled(images)
         data = self._data.copy_and_resolve_references()
         data.update(threads=self.run.config.data.threads, workers=self.run.config.data.workers)
         loader = build_loader(data, split, batch_size=batch_size, labels=False, rows=rows)
@@ -279,18 +279,14 @@ class Predictor:
         """
         run = self.run
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-        for output in self._all_outputs(step, self._split(images), batch_size, task):
+        for output in self._all_outputs(step, unlabeled(_as_images(images)), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
     def even_batch(self, images: int, most: int | None = None) -> int:
-        """Return a batch size of about `most` with which the last batch of `images` images needs little padding.
-
-        The result is over all devices, a multiple of their number. If `most` is None, it is LARGEST_BATCH per device.
-        """
+        """Return `batches.even_batch` for the devices of the model. `most` of None is LARGEST_BATCH per device."""
         devices = self.run.mesh.size
-        batches = math.ceil(images / (most or LARGEST_BATCH * devices))
-        return devices * math.ceil(images / batches / devices)
+        return even_batch(images, most or LARGEST_BATCH * devices, devices)
 
     def check_options(self, top_k: int | None, gates: bool) -> None:
         """Raise UserError if `top_k` is out of range, see `check_top_k`, or the model has no `gates`."""
@@ -310,11 +306,6 @@ class Predictor:
         """Raise UserError if `top_k` is neither None nor from 1 to K, the number of labels."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
-
-    @staticmethod
-    def _split(images: Sequence[ImageLike] | Images) -> Split:
-        items = images if isinstance(images, Images) else MixedImages(images)
-        return Split("images", (), np.zeros((len(items), 0), np.int8), ImageNames(items), items)
 
     def _all_outputs(self, step: Callable, split: Split, batch_size: int, task: str) -> Iterator[dict]:
         progress = Progress(task, math.ceil(len(split) / batch_size), batch_size) if task else None
@@ -379,6 +370,10 @@ class Predictor:
     def by_name(self, values: np.ndarray | None) -> dict[str, float] | None:
         """Return label -> value of the labels `names`; None for None."""
         return None if values is None else dict(zip(self.names, values.tolist(), strict=True))
+
+
+def _as_images(images: Sequence[ImageLike] | Images) -> Images:
+    return images if isinstance(images, Images) else MixedImages(images)
 
 
 def require_finite(logits: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,6 +55,15 @@ class RunAhead:
         self._results.append(result)
         if len(self._results) > STEPS_AHEAD:
             jax.block_until_ready(self._results.popleft())
+
+
+def even_batch(images: int, most: int, devices: int) -> int:
+    """Return a batch size of about `most` with which the last batch of `images` images needs little padding.
+
+    It is over all devices, a multiple of their number.
+    """
+    batches = math.ceil(images / most)
+    return devices * math.ceil(images / batches / devices)
 
 
 def run_batches(

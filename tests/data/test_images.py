@@ -128,7 +128,7 @@ def test_joined_images_are_those_of_each_source_in_turn(tmp_path):
 
 def test_only_some_files_are_opened_to_see_their_frames(monkeypatch):
     opened = []
-    monkeypatch.setattr(images, "MOST_OPENED", 3)
+    monkeypatch.setattr(ImageFiles, "most_opened", 3)
     monkeypatch.setattr(images, "MOST_FAR", 2)
     monkeypatch.setattr(ImageFiles, "has_frames", lambda self, row: opened.append(row))
     for folder, count in {"photos": 3, "gs://bucket/photos": 2}.items():

@@ -72,6 +72,14 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(script):
     assert time.monotonic() - began < 30
 
 
+def test_workers_on_parts_go_on_after_one_has_failed(script):
+    do = '[ "$MLMOE_PROCESS" != 1 ] || exit 7; sleep 2; echo done'
+    running = script("2", "predict", "--images=photos", "--output=labels/", do=do, MLMOE_GRACE_SECONDS="0")
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 7
+    assert "[0] done" in out.splitlines()
+
+
 @pytest.mark.slow
 def test_a_process_that_ignores_the_request_to_end_is_killed(script):
     do = '[ "$MLMOE_PROCESS" = 0 ] && exit 3; trap "" TERM; while true; do sleep 0.1; done'

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
-from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, wants_parts
+from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, PartOptions, wants_parts
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import is_read_only
@@ -436,26 +436,29 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.parts import label_parts
-    from mlmoe_jax.runtime import distributed
+    from mlmoe_jax.apps.tools.label_parts import label_parts
 
     if flags.select:
         raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
     if not wants_parts(flags.output, None):
         given = f", not {flags.output}" if flags.output else ""
         raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/{given}")
-    alone = distributed.stand_alone()
+    options = _part_options(flags, flags.format)
     open_predictor, _ = _model_to_predict(flags, overrides)
-    return label_parts(
-        open_predictor,
+    return label_parts(open_predictor, options, batch_size=flags.batch_size, top_k=flags.top_k, gates=flags.gates)
+
+
+def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
+    """Return the options of a folder of parts. JAX gets the devices of this process alone."""
+    from mlmoe_jax.runtime import distributed
+
+    alone = distributed.stand_alone()
+    return PartOptions(
         flags.images,
         flags.output,
-        flags.format or PART_FORMATS[0],
+        form or PART_FORMATS[0],
         size=flags.part_size or PART_SIZE,
         worker=flags.worker or alone,
-        batch_size=flags.batch_size,
-        top_k=flags.top_k,
-        gates=flags.gates,
         column=flags.column,
         every=flags.every,
     )
@@ -656,14 +659,24 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     "write the features of a backbone",
     "--config=own_csv:root=photos --output=features",
     needs=("config", "output"),
-    options={"output": {"help": "a folder"}},
+    flags=("images", "column", "part-size", "worker", "every"),
+    independent=lambda flags: bool(flags.images),
+    options={"output": {"help": "a folder; of --images, it gets parts, which the same command completes"}},
     stages=("data", "image", "model", "score"),
 )
 def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides, flags.mode)
+    cache_programs()
+    if flags.images:
+        from mlmoe_jax.apps.tools.feature_parts import write_feature_parts
+
+        if not wants_parts(flags.output, None):
+            raise UserError(f"features of --images are parts in a folder; give --output=FOLDER/, not {flags.output}")
+        return write_feature_parts(config, _part_options(flags))
+    if flags.column or flags.part_size or flags.worker or flags.every:
+        raise UserError("--column, --part-size, --worker and --every are for the parts of --images; give images")
     from mlmoe_jax.apps.tools.feature_files import write_features
 
-    cache_programs()
     return write_features(config, flags.output)
 
 

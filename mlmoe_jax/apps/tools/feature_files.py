@@ -29,11 +29,9 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
         SPLIT.cls.npy        f32[N,D], class tokens or pooled features, if the head of the config reads them
         SPLIT.patches.npy    f32[N,h,w,D], patch features, if the head of the config reads them
 
-    With `data.bad_images=skip`, the features of unreadable images are nan. Raises UserError if the config has prompts
-    or other adapters, which would be untrained.
+    With `data.bad_images=skip`, the features of unreadable images are nan. Raises UserError as `require_pretrained`.
     """
-    if adapters := describe_adapters(config):
-        raise UserError(f"mlmoe features needs a backbone without {adapters}; take a config such as linear_probe")
+    require_pretrained(config)
     folder, data = Folder(output), config.data
     folder.require_creatable()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
@@ -44,6 +42,12 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
     for split in splits.values():
         _write_split(folder, split, extractor)
     return Outcome([f"features: {folder}"], {"features": str(folder)})
+
+
+def require_pretrained(config: ConfigDict) -> None:
+    """Raise UserError if a config has prompts or other adapters, which would be untrained."""
+    if adapters := describe_adapters(config):
+        raise UserError(f"mlmoe features needs a backbone without {adapters}; take a config such as linear_probe")
 
 
 def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> None:

@@ -37,8 +37,10 @@ import numpy as np
 from mlmoe_jax.apps.tools.path_list import STANDARD_INPUT, read_path_list
 from mlmoe_jax.data.containers.catalog import open_images
 from mlmoe_jax.data.containers.video import VIDEOS, is_video, open_video
+from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.image_search import image_suffixes, list_files, list_images
-from mlmoe_jax.data.images import ImageNames, Images, JoinedImages
+from mlmoe_jax.data.images import MOST_OPENED, ImageNames, Images, JoinedImages
+from mlmoe_jax.data.split_checks import sample_images
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
@@ -185,6 +187,22 @@ def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
     if parts[0] == "**":
         return len(parts) == 1 or any(_fits(names[start:], parts[1:]) for start in range(len(names)))
     return fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
+
+
+def includes(item: str, path: str) -> bool:
+    """Return whether an item of `--images` would include a file at `path`, in a folder or by a pattern."""
+    names, parts = (
+        place.rstrip("/").split("/") if "://" in place else os.path.realpath(os.path.expanduser(place)).split("/")
+        for place in (path, item)
+    )
+    return names[: len(parts)] == parts or _fits(names, parts)
+
+
+def sample_inputs(images: Images, decoding: Decoding) -> tuple[int, list[str]]:
+    """Return `sample_images` of `--images`, which warns if they are nearly black; in containers of the first images."""
+    if 0 < images.most_opened < MOST_OPENED:
+        images = images.take(np.arange(min(len(images), images.most_opened)))
+    return sample_images(images, "--images", decoding)
 
 
 def _photographs(item: str) -> list[str]:

@@ -18,7 +18,7 @@ from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.storage import OutputTarget, atomic_file
 
 
-def write_part(path: epath.Path, rows: ResultRows, results: Iterable[LabeledImage]) -> None:
+def write_part(rows: ResultRows, path: epath.Path, results: Iterable[LabeledImage]) -> None:
     """Write the file of a part atomically. Its suffix is one of PART_FORMATS."""
     kind = path.suffix[1:]
     if kind != "parquet":

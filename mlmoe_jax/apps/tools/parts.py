@@ -1,4 +1,4 @@
-"""`mlmoe predict --output=FOLDER/`: label a corpus in parts, by any number of independent processes.
+"""A folder of parts: a row for each of millions of images, computed by any number of independent processes.
 
 Part p is a file with the rows of a fixed range of the images, and appears when it is complete. RECORD says what the
 parts are made from. The same command computes the parts that are missing. Worker k of n takes the parts p with
@@ -19,39 +19,59 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.apps.tools.part_files import plain, read_names, write_part
-from mlmoe_jax.apps.tools.part_options import PART_SIZE
-from mlmoe_jax.apps.tools.predict_files import ResultRows, Summary
-from mlmoe_jax.config.table import KEYS, keys_read
+from mlmoe_jax.apps.tools.image_list import find_images, includes, sample_inputs
+from mlmoe_jax.apps.tools.part_files import plain, read_names
+from mlmoe_jax.apps.tools.part_options import PartOptions
+from mlmoe_jax.apps.tools.predict_files import Summary, stop_explained
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.data.split_checks import sample_images
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
-from mlmoe_jax.inference.predictor import LabeledImage, Predictor
-from mlmoe_jax.models.params import fingerprint
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import abbreviate, quantity
-from mlmoe_jax.runtime.version import __version__
 
-RECORD = "_labels.json"  # programs that read a folder as one table leave out names that start with _
+RECORD = "_parts.json"  # programs that read a folder as one table leave out names that start with _
 _PART = re.compile(r"part-(\d+)\.\w+")
-_CHECK_SECONDS = 2.0  # between two checks whether the file of a part exists
+_CHECK_SECONDS = 2.0  # the period in which the file of a part is looked for once
 
 
 class _WrittenByOther(Exception):
     """Another worker has written the part."""
+
+
+@dataclass(frozen=True)
+class PartSource:
+    """A model that computes the rows of parts. A result has the attributes `image` and `error`.
+
+    Attributes:
+      task: the name of the progress bar.
+      done: what an image with a result is, such as "labeled".
+      settings: what the rows depend on beside the images, by name, as JSON.
+      decoding: how images are decoded.
+      batch_size: returns the batch size for a number of images.
+      compute: yields (row, result) of some rows of images, as `Predictor.label_rows`.
+      write: writes the results of a part to a file atomically.
+      describe: returns the result of an image that was read as it is printed; None prints no results.
+      exit_code: the exit code of the command.
+    """
+
+    task: str
+    done: str
+    settings: dict[str, Any]
+    decoding: Decoding
+    batch_size: Callable[[int], int]
+    compute: Callable[..., Iterator[tuple[int, Any]]]
+    write: Callable[[epath.Path, Iterable[Any]], None]
+    describe: Callable[[Any], str] | None = None
+    exit_code: int = DONE
 
 
 @dataclass(frozen=True)
@@ -63,12 +83,14 @@ class PartFolder:
       kind: the format of the parts, in PART_FORMATS.
       images: the images of all parts.
       size: the number of images of each part; the last part may have fewer.
+      settings: as in PartSource.
     """
 
     folder: Folder
     kind: str
     images: Images
     size: int
+    settings: dict[str, Any]
 
     @property
     def count(self) -> int:
@@ -80,18 +102,16 @@ class PartFolder:
     def rows(self, part: int) -> range:
         return range(part * self.size, min(len(self.images), (part + 1) * self.size))
 
-    def digest(self, rows: range) -> str:
-        """Return a hash of the names of the images `rows`."""
-        return _digest(self.images.name(row) for row in rows)
-
-    def record(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of RECORD: what the rows depend on (`settings`), and a digest of the names per part."""
-        settings = {"part size": self.size, "format": self.kind, **settings}
-        parts = [self.digest(self.rows(part)) for part in range(self.count)]
+    @functools.cached_property
+    def record(self) -> dict[str, Any]:
+        """The content of RECORD: what the rows depend on, and a digest of the images of each part."""
+        settings = {"part size": self.size, "format": self.kind, **self.settings}
+        identities = self.images.identities()
+        parts = [digest(itertools.islice(identities, self.size)) for _ in range(self.count)]
         record = {"images": len(self.images), "settings": settings, "parts": parts}
         return json.loads(dump_json(record))  # as it is read back: a tuple becomes a list
 
-    def prepare(self, record: dict[str, Any]) -> None:
+    def prepare(self) -> None:
         """Write RECORD to the folder, or compare it with the RECORD that is there.
 
         The stored one may have fewer images. Raises UserError if it differs in another way, or if there are other files
@@ -104,33 +124,37 @@ class PartFolder:
                 )
         else:
             stored = self.folder.read_json(
-                RECORD, lambda found: {key: type(value)(found[key]) for key, value in record.items()}
+                RECORD, lambda found: {key: type(value)(found[key]) for key, value in self.record.items()}
             )
-            if stored == record:
+            if stored == self.record:
                 return
-            self._require_extension(stored, record)
+            self._require_extension(**stored)
             if stored["images"] % self.size:  # the last part gets more images
                 self.path(len(stored["parts"]) - 1).unlink(missing_ok=True)
-        self.folder.write_json(RECORD, record)
+        self.folder.write_json(RECORD, self.record)
 
-    def _require_extension(self, stored: dict[str, Any], record: dict[str, Any]) -> None:
-        old, new = stored["settings"], record["settings"]
-        if others := [name for name in {**new, **old} if old.get(name) != new.get(name)]:
+    def _require_extension(self, images: int, settings: dict[str, Any], parts: list[str]) -> None:
+        new = self.record["settings"]
+        if others := [name for name in {**new, **settings} if settings.get(name) != new.get(name)]:
             raise UserError(
-                f"{self.folder} has labels with another value of {', '.join(others)}; name another folder, or repeat "
+                f"{self.folder} has parts with another value of {abbreviate(others)}; name another folder, or repeat "
                 "the command that wrote it"
             )
-        if stored["images"] > len(self.images):
+        if images > len(self.images):
             raise UserError(
-                f"{self.folder} has labels of {stored['images']:,} images, but --images has {len(self.images):,}; give "
-                "the same images, also with more at the end, or name another folder"
+                f"{self.folder} has parts with {images:,} images, but --images has {len(self.images):,}; give the same "
+                "images, also with more at the end, or name another folder"
             )
-        for part, digest in enumerate(stored["parts"]):
-            rows = range(part * self.size, min(stored["images"], (part + 1) * self.size))
-            if self.digest(rows) != digest:
+        complete = images // self.size
+        known = self.record["parts"][:complete]
+        if images % self.size:
+            known.append(digest(itertools.islice(self.images.identities(), complete * self.size, images)))
+        for part, (old, found) in enumerate(zip(parts, known, strict=False)):
+            if old != found:
+                end = min(images, (part + 1) * self.size)
                 raise UserError(
-                    f"images {rows.start + 1:,} to {rows.stop:,} of --images are not those that {self.folder} has "
-                    "labels of; give the same images, also with more at the end, or name another folder"
+                    f"images {part * self.size + 1:,} to {end:,} of --images are others than in {self.folder}; give "
+                    "the same images, also with more at the end, or name another folder"
                 )
 
     def _names(self) -> list[str]:
@@ -140,53 +164,70 @@ class PartFolder:
         return sorted(entry.name for entry in self.folder.path.iterdir() if not entry.name.startswith("."))
 
     def find_parts(self) -> set[int]:
-        """Return the parts whose files exist.
-
-        Logs a warning about files that are no parts. Raises UserError if there is a part of another command.
-        """
+        """Return the parts whose files exist. Raises UserError if there is a part of another command."""
         parts = {name: int(match[1]) for name in self._names() if (match := _PART.fullmatch(name))}
         for name, part in parts.items():
             if part >= self.count or name != self.path(part).name:
                 raise UserError(f"{self.folder / name} is a part of another command; remove it")
-        if others := [name for name in self._names() if name not in {*parts, RECORD}]:
-            logging.getLogger(__name__).warning(
-                f"{self.folder}: {quantity(len(others), 'file')} of other programs stay: {abbreviate(others)}"
-            )
         return set(parts.values())
 
     def count_written(self) -> int:
         return sum(1 for name in self._names() if _PART.fullmatch(name))
 
+    def stopped(self) -> str:
+        """Return what a KeyboardInterrupt says."""
+        written = f"{self.count_written():,} of {quantity(self.count, 'part')} are in {self.folder}"
+        return f"stopped; {written}, and the same command continues"
+
+    def list_missing(self, worker: tuple[int, int]) -> list[int]:
+        """Return the parts that are missing: first of this worker, and then of others in random order."""
+        written = self.find_parts()
+        missing = np.random.default_rng().permutation([part for part in range(self.count) if part not in written])
+        own = missing % worker[1] == worker[0]
+        return [*sorted(missing[own].tolist()), *missing[~own].tolist()]
+
+    def check_files(self, worker: tuple[int, int]) -> None:
+        """Raise UserError if a part of this worker has other images. Say how many parts and other files there are."""
+        written = self.find_parts()
+        for part in written:
+            if part % worker[1] == worker[0]:
+                self.require_own(part)
+        if others := [name for name in self._names() if name != RECORD and not _PART.fullmatch(name)]:
+            logging.getLogger(__name__).warning(
+                f"{self.folder}: {quantity(len(others), 'file')} of other programs stay: {abbreviate(others)}"
+            )
+        if written:
+            status(f"{len(written):,} of {quantity(self.count, 'part')} are in {self.folder} already")
+
     def require_own(self, part: int) -> None:
         """Raise UserError unless the file of a part has the names of its images."""
-        if _digest(read_names(path := self.path(part))) != self.digest(self.rows(part)):
+        names = [plain(self.images.name(row)) for row in self.rows(part)]
+        if read_names(path := self.path(part)) != names:
             raise UserError(f"{path} is a part of another command, with other images; remove it")
 
-    def write(self, part: int, rows: ResultRows, results: Iterable[LabeledImage]) -> None:
+    def write(self, part: int, source: PartSource, results: Iterable[Any]) -> None:
         """Write the file of a part; nothing if the last results are missing because another worker has written it.
 
-        Raises UserError if a later command has given the last part more images.
+        Raises UserError if another command has replaced RECORD since, see `prepare`.
         """
-        count = self.folder.read_json(RECORD, lambda record: int(record["images"]))
-        if count != len(self.images):
-            raise UserError(f"another command labels {count:,} images into {self.folder} now; repeat that command")
         with contextlib.suppress(_WrittenByOther):
-            write_part(self.path(part), rows, _all_of(results, len(self.rows(part))))
+            source.write(self.path(part), self._all_of(results, len(self.rows(part))))
+
+    def _all_of(self, results: Iterable[Any], count: int) -> Iterator[Any]:
+        for result in results:
+            yield result
+            count -= 1
+        if count:
+            raise _WrittenByOther
+        self.prepare()  # after the last row, just before the file appears
 
 
-def _all_of(results: Iterable[LabeledImage], count: int) -> Iterator[LabeledImage]:
-    for result in results:
-        yield result
-        count -= 1
-    if count:
-        raise _WrittenByOther
+def digest(texts: Iterable[str]) -> str:
+    """Return a short hash of texts and their order."""
+    return hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
-def _digest(names: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(map(plain, names)).encode()).hexdigest()[:16]
-
-
-@dataclass
+@dataclass(frozen=True)
 class PartRows(Sequence[int]):
     """The rows of the parts in `order`, padded to `slots` rows each by −1.
 
@@ -196,7 +237,6 @@ class PartRows(Sequence[int]):
     parts: PartFolder
     order: Sequence[int]
     slots: int
-    checks: dict[int, tuple[float, bool]] = field(default_factory=dict)  # part -> time, and if it was there
 
     def __len__(self) -> int:
         return len(self.order) * self.slots
@@ -208,142 +248,88 @@ class PartRows(Sequence[int]):
         return -1 if slot >= len(rows) or self._is_written(part) else rows[slot]
 
     def _is_written(self, part: int) -> bool:
-        checked, written = self.checks.get(part, (-math.inf, False))
-        if not written and time.monotonic() - checked > _CHECK_SECONDS:
-            written = self.parts.path(part).exists()
-            self.checks[part] = time.monotonic(), written
-        return written
+        return _exists(self.parts.path(part), time.monotonic() // _CHECK_SECONDS)
 
 
-def describe_settings(predictor: Predictor, top_k: int | None, gates: bool) -> dict[str, Any]:
-    """Return what the rows depend on beside the images, as JSON. With equal settings, equal devices give equal rows."""
-    run = predictor.run
-    calibration, preprocess = run.scores.calibration, run.preprocess
-    keys = [key for stage in ("image", "score") for key in keys_read(stage) if KEYS[key].on_resume != "free"]
-    return {
-        "version": __version__,
-        "weights": fingerprint({**run.values, **run.frozen}),
-        "model": _digest([run.config.model.to_json()]),
-        "preprocessing": [preprocess.image_size, *map(float, (*preprocess.mean, *preprocess.std))],
-        "label names": list(predictor.names),
-        "--rename and --leave-out": _digest(map(str, predictor.output.sources)),
-        "thresholds": _digest(map(str, predictor.thresholds)),
-        "calibration": _digest(map(str, np.ravel([calibration.scale, calibration.offset]))),
-        "--top-k": top_k,
-        "--gates": gates,
-        **{key: functools.reduce(getattr, key.split("."), run.config) for key in keys},
-    }
+@functools.lru_cache(16)
+def _exists(path: epath.Path, period: float) -> bool:
+    """Return whether there is a file. It is looked for once in each period, because a store takes long to answer."""
+    return path.exists()
 
 
-def label_parts(
-    open_predictor: Callable[[], Predictor],
-    items: Sequence[str],
-    output: str,
-    kind: str,
-    *,
-    size: int = PART_SIZE,
-    worker: tuple[int, int] = (0, 1),
-    batch_size: int | None = None,
-    top_k: int | None = None,
-    gates: bool = False,
-    column: str = "",
-    every: Fraction | None = None,
-) -> Outcome:
-    """Label images, and write their rows to a folder of parts.
+def write_parts(open_source: Callable[[Images], PartSource], options: PartOptions) -> Outcome:
+    """Compute the parts that are missing, and write them.
 
-    Args:
-      output: the folder, which may be in an object store.
-      kind: the format of the parts, in PART_FORMATS.
-      size: the number of images of a part.
-      worker: the index of this process among all processes of this command, and their number.
-      items, batch_size, top_k, gates, column, every: as in `predict_files`.
+    `open_source` opens the model for the images of `--images`, after they are found.
 
     Returns:
-      The labels of the first images to print, and the numbers of images and parts for --json. An image that cannot be
-        read is a row with an error, which the exit code does not show.
+      The first images to print, and the numbers of images and parts for --json. An image that cannot be read is a row
+        with an error, which the exit code does not show.
+
+    Raises:
+      UserError: the folder has other parts, or its parts would be images of the next command. Or no image of a sample
+        can be read, as when a disk is not mounted.
     """
-    folder = Folder(output)
+    folder = Folder(options.output)
     folder.require_creatable()
-    found = find_images(items, column=column, every=every)
-    predictor = open_predictor()
-    rows = ResultRows(predictor.names, top_k, of_videos=found.images.of_videos)
-    _require_parts_possible(predictor, rows, kind, gates=gates)
-    sample_images(found.images, "--images", Decoding.from_config(predictor.run.config.data))
-    parts = PartFolder(folder, kind, found.images, size)
-    parts.prepare(parts.record(describe_settings(predictor, top_k, gates)))
-    run = _PartRun(parts, rows, worker)
-    summary = Summary(found.usages)
-    with run.stops_explained():
-        for part, results in run.label(predictor, batch_size, gates):
-            parts.write(part, rows, summary.count_results(results))
-            run.report()
-    outcome = summary.outcome(str(folder), OUTDATED if predictor.run.outdated else DONE)
+    found = find_images(options.items, column=options.column, every=options.every)
+    source = open_source(found.images)
+    parts = PartFolder(folder, options.kind, found.images, options.size, source.settings)
+    if not found.are_paths:
+        _require_outside(parts, options.items)
+    _require_readable(found.images, source.decoding)
+    parts.prepare()
+    summary = Summary(found.usages, source.describe, source.done)
+    with stop_explained(parts.stopped):
+        parts.check_files(options.worker)
+        _write_missing(parts, source, options.worker, summary)
+    outcome = summary.outcome(str(folder), source.exit_code)
     written = {"parts": parts.count, "images_in_parts": len(found.images)}
     sentence = f"{folder} has all {quantity(parts.count, 'part')}, with {quantity(len(found.images), 'image')}"
     shown = [*outcome.parts, sentence] if summary.images else [sentence]
     return replace(outcome, parts=shown, document={**outcome.document, **written})
 
 
-def _require_parts_possible(predictor: Predictor, rows: ResultRows, kind: str, *, gates: bool) -> None:
-    """Raise UserError if the options do not fit together, or the labels depend on all images."""
-    if predictor.ranked:
+def _require_outside(parts: PartFolder, items: Sequence[str]) -> None:
+    """Raise UserError if the parts would be among the images of `items` next time."""
+    for item in items:
+        if includes(item, str(parts.path(0))):
+            raise UserError(f"the parts in {parts.folder} would be images of --images={item}; name another --output")
+
+
+def _require_readable(images: Images, decoding: Decoding) -> None:
+    """Raise UserError if no image of a sample can be read."""
+    tried, errors = sample_inputs(images, decoding)
+    if tried == len(errors):
         raise UserError(
-            "an untrained model compares all images to assign labels, which parts cannot; set a threshold, as with "
-            "--config.eval.threshold=0.1, or write one file, --output=FILE.csv"
+            f"none of {quantity(tried, 'image')} of --images that were tried can be read, the first because {errors[0]}"
         )
-    predictor.check_options(rows.top_k, gates)
-    if gates and kind != "jsonl":
-        raise UserError("--gates needs JSON lines; add --format=jsonl")
-    rows.require_columns(kind)
 
 
-class _PartRun:
-    """The work of one process on a folder of parts."""
-
-    def __init__(self, parts: PartFolder, rows: ResultRows, worker: tuple[int, int]):
-        self.parts, self.top_k, self.workers = parts, rows.top_k, worker[1]
-        written = parts.find_parts()
-        for part in written:
-            if part % worker[1] == worker[0]:
-                parts.require_own(part)
-        missing = np.random.default_rng().permutation([part for part in range(parts.count) if part not in written])
-        own = missing % worker[1] == worker[0]
-        self.order = [*sorted(missing[own].tolist()), *missing[~own].tolist()]
-        self.first, self.started = len(written), time.monotonic()
-        self.progress: Progress | None = None
-        if written:
-            status(f"{len(written):,} of {quantity(parts.count, 'part')} are in {parts.folder} already")
-
-    def label(
-        self, predictor: Predictor, batch_size: int | None, gates: bool
-    ) -> Iterator[tuple[int, Iterator[LabeledImage]]]:
-        """Yield each part that is computed, and its results."""
-        if not self.order:
-            return
-        longest = min(len(self.parts.images), self.parts.size)
-        batch = predictor.even_batch(longest, batch_size)
-        rows = PartRows(self.parts, self.order, batch * math.ceil(longest / batch))
-        self.progress = Progress("predict", math.ceil(len(rows) / batch / self.workers), batch)
-        labeled = predictor.label_rows(
-            self.parts.images, rows, batch_size=batch, top_k=self.top_k, gates=gates, progress=self.progress
+def _write_missing(parts: PartFolder, source: PartSource, worker: tuple[int, int], summary: Summary) -> None:
+    """Write the missing parts, also those that vanish meanwhile. UserError if one vanishes that was tried."""
+    tried: set[int] = set()  # so this ends, whatever happens to the files
+    while order := [part for part in parts.list_missing(worker) if part not in tried]:
+        tried.update(order)
+        for part, results in _compute(parts, source, order, worker[1]):
+            parts.write(part, source, summary.count_results(results))
+    if missing := parts.list_missing(worker):
+        raise UserError(
+            f"{len(missing):,} of {quantity(parts.count, 'part')} have vanished from {parts.folder}: another program "
+            "removes files there; repeat this command without it"
         )
-        for part, pairs in itertools.groupby(labeled, key=lambda pair: pair[0] // self.parts.size):
-            yield part, (result for _, result in pairs)
+    parts.require_own(parts.count - 1)  # a command with fewer images may have ended in between
 
-    def report(self) -> None:
-        """Show in the progress how many parts all workers have written, and how long they still need."""
-        written, count = self.parts.count_written(), self.parts.count
-        seconds = (time.monotonic() - self.started) / max(1, written - self.first) * (count - written)
-        self.progress.note = f"{written:,} of {count:,} parts, {timedelta(seconds=round(seconds))} left for all workers"
 
-    @contextlib.contextmanager
-    def stops_explained(self) -> Iterator[None]:
-        """Say in a KeyboardInterrupt that the same command continues."""
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            parts = self.parts
-            raise KeyboardInterrupt(
-                f"stopped; {parts.count_written():,} of {quantity(parts.count, 'part')} are in {parts.folder}, and the "
-                "same command continues"
-            ) from error
+def _compute(
+    parts: PartFolder, source: PartSource, order: Sequence[int], workers: int
+) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Yield each part of `order` that is computed, and its results. The progress shows the parts of all workers."""
+    longest = min(len(parts.images), parts.size)
+    batch = source.batch_size(longest)
+    rows = PartRows(parts, order, batch * math.ceil(longest / batch))
+    progress = Progress(source.task, math.ceil(len(rows) / batch / workers), batch)
+    computed = source.compute(parts.images, rows, batch_size=batch, progress=progress)
+    for part, pairs in itertools.groupby(computed, key=lambda pair: pair[0] // parts.size):
+        yield part, (result for _, result in pairs)
+        progress.note = f"{parts.count_written():,} of {parts.count:,} parts"

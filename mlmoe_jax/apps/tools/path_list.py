@@ -64,6 +64,10 @@ class PathList(Sequence[str]):
         block = self._blocks.get(number) or self._read(number)
         return block[row - self._rows[number]]
 
+    def __iter__(self) -> Iterator[str]:
+        for number in range(len(self._rows)):
+            yield from self._read(number)
+
     def _read(self, number: int) -> list[str]:
         start, end = self._starts[number : number + 2]
         with open_regular(self.file) as stream:
@@ -73,7 +77,7 @@ class PathList(Sequence[str]):
             block = stream.read(end - start)
         if len(self._blocks) >= _KEPT_BLOCKS:
             self._blocks = {}
-        paths = [self._path(os.fsdecode(line)) for line in _lines(block, start)]
+        paths = [self._path(line.decode(errors="surrogateescape")) for line in _lines(block, start)]
         self._blocks[number] = paths
         return paths
 

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.apps.tools.image_list import ImageList, find_images
+from mlmoe_jax.apps.tools.image_list import ImageList, find_images, sample_inputs
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.data.containers.video import Moment, find_moment
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
-from mlmoe_jax.data.split_checks import sample_images
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.inputs import MixedImages
@@ -75,13 +74,12 @@ def predict_files(
     images = found.images
     predictor = open_predictor()
     _require_videos_possible(images, predictor, target, per_video=per_video)
-    # warns if the images are nearly black
-    sample_images(images, "--images", Decoding.from_config(predictor.run.config.data))
+    sample_inputs(images, Decoding.from_config(predictor.run.config.data))
     selection = {}
     if select:
         size = predictor.even_batch(len(images), batch_size)
         images, selection = select_images(predictor, images, select, count, size)
-    size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages)
+    size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages, describe_labels)
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
     beside = "rank" if predictor.ranked else "time" if per_video else ""
@@ -91,21 +89,22 @@ def predict_files(
     elif target.kind in FORMATS:
         _write_label_file(predictor, images, target, results)
     else:
-        with contextlib.nullcontext() if select or per_video or target.path is None else _stop_explained(target):
+        unfinished = f"stopped; {target} is not written"
+        if not (select or per_video or target.path is None):
+            unfinished += ", but with --output=FOLDER/ the same command would resume"
+        with stop_explained(lambda: unfinished):
             rows.write(target, results)
     exit_code = OUTDATED if predictor.run.outdated else DONE
     return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
 
 
 @contextlib.contextmanager
-def _stop_explained(target: OutputTarget) -> Iterator[None]:
-    """Say in a KeyboardInterrupt that parts would resume."""
+def stop_explained(sentence: Callable[[], str]) -> Iterator[None]:
+    """Replace the text of a KeyboardInterrupt, to say what was done and what the next command does."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(
-            f"stopped; {target} is not written, but with --output=FOLDER/ the same command would resume"
-        ) from error
+        raise KeyboardInterrupt(sentence()) from error
 
 
 def _require_videos_possible(images: Images, predictor: Predictor, target: OutputTarget, *, per_video: bool) -> None:
@@ -341,20 +340,25 @@ def _write_label_file(
 
 # ------------------------------------------------------------------------------------------------------------ summary
 class Summary:
-    """The summary that `mlmoe predict` prints: the first images with their labels, the errors, and the speed."""
+    """The summary that `mlmoe predict` prints: the first images with their labels, the errors, and the speed.
 
-    def __init__(self, usages: Sequence[Usage]):
-        self.usages = usages
+    `describe` returns the text of a result, or is None if results are not shown. `done` is what an image with a result
+    is.
+    """
+
+    def __init__(self, usages: Sequence[Usage], describe: Callable[[Any], str] | None, done: str = "labeled"):
+        self.usages, self.describe, self.done = usages, describe, done
         self.images, self.unread, self.started = 0, 0, time.perf_counter()
         self.lines: list[str] = []
 
-    def count_results(self, results: Iterable[LabeledImage]) -> Iterator[LabeledImage]:
+    def count_results(self, results: Iterable[Any]) -> Iterator[Any]:
         """Yield the results, and add each to the summary."""
         for result in results:
             yield result
             self.images += 1
-            if self.images <= PRINTED_IMAGES:
-                self.lines.append(printable(f"{result.image}  {_labels_text(result)}"))
+            if self.describe and self.images <= PRINTED_IMAGES:
+                shown = "unreadable" if result.error else self.describe(result)
+                self.lines.append(printable(f"{result.image}  {shown}"))
             if result.error:
                 self.unread += 1
                 if self.unread <= PRINTED_IMAGES:
@@ -365,21 +369,22 @@ class Summary:
 
         If the rows were written to standard output, print one line to stderr, and return only the exit code.
         """
-        labeled = self.images - self.unread
+        read = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)
-        sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
+        done = f"{read:,} of {quantity(self.images, 'image')} {self.done}"
+        sentence = f"{done} ({rate:.3g} images/s); written to {target}"
         if isinstance(target, OutputTarget) and target.path is None:
             status(sentence)
             return Outcome(exit_code=exit_code)
-        numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
+        numbers = {"images": self.images, self.done: read, "unreadable": self.unread}
         usage = [account.document() for account in self.usages]
         document = {**numbers, "usage": usage, "images_per_second": rate, "output": str(target)}
-        return Outcome(["\n".join(self.lines), sentence], document, exit_code)
+        shown = ["\n".join(self.lines), sentence] if self.lines else [sentence]
+        return Outcome(shown, document, exit_code)
 
 
-def _labels_text(result: LabeledImage) -> str:
-    if result.scores is None:
-        return "unreadable"
+def describe_labels(result: LabeledImage) -> str:
+    """Return the labels of an image that was read, with their scores or ranks."""
     if not result.labels:
         return "(no label reaches its threshold)"
     if result.ranks:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -47,17 +49,24 @@ class ParquetImages(StoredImages):
       columns: the name of the column of images in each file.
       groups: i64[g,3], the file of each group, the number of the group in this file, and of its first row.
       may_be_paths: bool[g], whether cells of each group may be paths of images.
+      digests: a hash of the metadata of each file, which has the sizes of its columns and groups.
     """
 
     columns: Sequence[str]
     groups: np.ndarray
     may_be_paths: np.ndarray
+    digests: Sequence[str]
 
     def name(self, row: int) -> str:
         """Return FILE#ROW, where rows of a file count from 0."""
         part, position = self.locate(row)
         file, _, first = self.groups[part]
         return f"{self.title}/{self.names[file]}#{first + position}"
+
+    def identities(self) -> Iterator[str]:
+        for (file, _, first), count in zip(self.groups.tolist(), np.diff(self.ends, prepend=0).tolist(), strict=True):
+            for row in range(first, first + count):
+                yield f"{self.title}/{self.names[file]}#{row} {self.columns[file]} {self.digests[file]}"
 
     def find_rows(self, names: Sequence[str]) -> np.ndarray:
         """Return the rows i64[n] of images with names such as `name`, but without the folder."""
@@ -109,18 +118,20 @@ def open_parquet(folder: str, names: Sequence[str], title: str, column: str = ""
 
     `column` is the column of images, see `find_image_column`. Raises UserError if a file is damaged or has none.
     """
-    versions, columns, sizes, groups, may_be_paths = [], [], [], [], []
+    versions, digests, columns, sizes, groups, may_be_paths = [], [], [], [], [], []
     for number, name in enumerate(names):
         path = f"{folder}/{name}"
         versions.append(version_of(path))
         with open_file(path) as file:
             columns.append(find_image_column(file.schema_arrow, column, path))
+            digests.append(hashlib.sha256(pickle.dumps(file.metadata)).hexdigest())
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             may_be_paths += _find_paths(file, columns[-1])
         sizes += counts
         groups += [(number, group, first) for group, first in enumerate(np.cumsum([0, *counts[:-1]])) if counts]
     ends, places = np.cumsum(sizes, dtype=np.int64), np.array(groups, np.int64).reshape(-1, 3)
-    return ParquetImages(folder, names, title, versions, ends, columns, places, np.array(may_be_paths, bool))
+    paths = np.array(may_be_paths, bool)
+    return ParquetImages(folder, names, title, versions, ends, columns, places, paths, digests)
 
 
 def _find_paths(file: ParquetFile, column: str) -> list[bool]:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from mlmoe_jax.data.containers.reach import version_of
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.data.images import MOST_FAR, EncodedImages
 from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained
 from mlmoe_jax.runtime.storage import atomic_file
@@ -42,6 +42,7 @@ class StoredImages(EncodedImages):
     title: str
     versions: Sequence[str]
     ends: np.ndarray
+    most_opened = MOST_FAR
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0

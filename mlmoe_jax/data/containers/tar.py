@@ -163,6 +163,12 @@ class TarImages(StoredImages):
         index = self.indexes[part]
         return f"{self.title}/{self.names[part]}#{read_index(index)['name'][image_members(index)[position]]}"
 
+    def identities(self) -> Iterator[str]:
+        for shard, index in zip(self.names, self.indexes, strict=True):
+            members = read_index(index).select(["name", "size"]).take(image_members(index))
+            for member in members.to_pylist():
+                yield f"{self.title}/{shard}#{member['name']} {member['size']}"
+
     def find_rows(self, names: Sequence[str]) -> np.ndarray:
         """Return the rows i64[n] of images with names such as `name`, but without the folder."""
         known = []

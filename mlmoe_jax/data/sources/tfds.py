@@ -49,7 +49,7 @@ class TfdsImages(EncodedImages):
     source: Any
     key: str
     title: str
-    may_have_frames = False  # to know it, all files would have to be read
+    most_opened = 0  # to know about frames, all files would have to be read
 
     def __len__(self) -> int:
         return len(self.source)

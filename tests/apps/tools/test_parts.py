@@ -1,22 +1,34 @@
 """A corpus that is labeled in parts, with a model whose logits are known."""
 
+import io
 import json
 import os
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from helpers.color_model import HALVES, NAMES, color, make_run
+from helpers.paths import REPOSITORY
 from helpers.refusals import CUT, Refusal, contents, damaged, each, run_command
 from PIL import Image
 from pyarrow import parquet
 
+from mlmoe_jax.apps.tools import label_parts as labels_of_parts
 from mlmoe_jax.apps.tools import parts
+from mlmoe_jax.apps.tools.image_list import find_images, sample_inputs
+from mlmoe_jax.apps.tools.label_parts import describe_settings, label_parts
 from mlmoe_jax.apps.tools.part_files import read_names
-from mlmoe_jax.apps.tools.part_options import PART_FORMATS, wants_parts
-from mlmoe_jax.apps.tools.parts import RECORD, PartFolder, PartRows, label_parts
-from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
+from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PartOptions, wants_parts
+from mlmoe_jax.apps.tools.parts import RECORD, PartFolder, PartRows
+from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target, predict_files
+from mlmoe_jax.data.containers.parquet_images import ParquetImages
+from mlmoe_jax.data.containers.stored import StoredImages
+from mlmoe_jax.data.decoding import STRICT
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import Predictor
@@ -38,14 +50,27 @@ def label(at: Path, kind: str = "parquet", *, images: int | None = None, run=Non
     """Label the first images of `photos` into `labels`, in parts of 4 images."""
     names = sorted(str(path) for path in (at / "photos").iterdir())[:images]
     predictor = Predictor(run or make_run(), halves)
-    options = {"size": 4, "batch_size": 2, **options}
-    return label_parts(lambda: predictor, names, str(at / "labels"), kind, **options)
+    return label_items(at, *names, kind=kind, predictor=predictor, **options)
+
+
+def label_items(at: Path, *items: str, kind="parquet", output=None, predictor=None, size=4, column="", **options):
+    predictor = predictor or Predictor(make_run(), HALVES)
+    worker = options.pop("worker", (0, 1))
+    chosen = PartOptions(items, output or str(at / "labels"), kind, size=size, worker=worker, column=column)
+    return label_parts(lambda: predictor, chosen, **{"batch_size": 2, **options})
 
 
 @pytest.fixture
 def at(tmp_path):
     write_photos(tmp_path)
     return tmp_path
+
+
+def part_folder(at: Path, images: int, **options) -> PartFolder:
+    """The folder of `label`."""
+    names = sorted(str(path) for path in (at / "photos").iterdir())[:images]
+    settings = describe_settings(Predictor(make_run(), HALVES), options.get("top_k"), False)
+    return PartFolder(Folder(at / "labels"), "parquet", find_images(names).images, 4, settings)
 
 
 def rows_of(folder: Path) -> list[dict]:
@@ -97,12 +122,11 @@ def test_programs_read_the_folder_as_one_table(at):
 def test_names_of_paths_that_are_not_utf_8_are_read_back(at, kind):
     name = os.fsdecode(b"=\xff,\n.png")
     Image.fromarray(color(0)).save(at / "photos" / name)
-    predictor = Predictor(make_run(), HALVES)
-    label_parts(lambda: predictor, [str(at / "photos" / name)], str(at / "labels"), kind)
+    label_items(at, str(at / "photos" / name), kind=kind)
     path = at / f"labels/part-00000.{kind}"
     assert read_names(path) == [f"{at}/photos/=\\udcff,\n.png"]
     before = path.stat().st_mtime_ns
-    label_parts(lambda: predictor, [str(at / "photos" / name)], str(at / "labels"), kind)
+    label_items(at, str(at / "photos" / name), kind=kind)
     assert path.stat().st_mtime_ns == before
 
 
@@ -123,7 +147,13 @@ def test_names_of_paths_that_are_not_utf_8_are_read_back(at, kind):
 )
 def test_a_folder_gets_parts(tmp_path, output, form, wanted):
     (tmp_path / "v1.2").mkdir()
-    assert wants_parts(output and output.format(at=tmp_path), form) is wanted
+    output = output and output.format(at=tmp_path)
+    assert wants_parts(output, form) is wanted
+    flags = [f"--output={output}"] * bool(output) + [f"--format={form}"] * bool(form)
+    for words in (["predict", "--images=a.jpg", *flags], ["predict", *flags], ["export", "--images=a.jpg", *flags]):
+        shell = ["bash", "-c", '. launch/commands.sh && writes_parts "$@"', "bash", *words]
+        is_parts = subprocess.run(shell, cwd=REPOSITORY, check=False).returncode == 0
+        assert is_parts is (wanted and words[:2] == ["predict", "--images=a.jpg"])
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
@@ -151,18 +181,6 @@ def test_further_images_change_the_last_part_only(at):
     assert contents(at / "labels") == grown
 
 
-def test_a_worker_stops_if_another_command_adds_images(at):
-    label(at)
-    record = json.loads((at / "labels" / RECORD).read_text())
-    images = ArrayImages(np.zeros((11, 1, 1, 3), np.uint8))
-    before = contents(at / "labels")
-    (at / "labels" / RECORD).write_text(json.dumps(record | {"images": 12}))
-    with pytest.raises(UserError, match=r"another command labels 12 images into .*; repeat that command"):
-        PartFolder(Folder(at / "labels"), "parquet", images, 4).write(2, parts.ResultRows(NAMES), [])
-    (at / "labels" / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    assert contents(at / "labels") == before
-
-
 def test_a_stop_says_what_is_there(at, monkeypatch):
     def stop(self, *arguments):
         if arguments[0] == 2:
@@ -180,19 +198,90 @@ def test_a_stop_of_one_file_names_parts(at, monkeypatch):
         next(results)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts.ResultRows, "write", stop)
+    monkeypatch.setattr(ResultRows, "write", stop)
     with pytest.raises(KeyboardInterrupt, match=r"one.csv is not written, but with --output=FOLDER/ the same command"):
         single(at, "one.csv")
+
+
+def test_a_part_is_not_written_after_another_command_has_added_images(at, monkeypatch):
+    def extended(rows):
+        for count, row in enumerate(rows, 1):
+            yield row
+            if count == 2:
+                part_folder(at, 11).prepare()
+
+    write = labels_of_parts.write_part
+    monkeypatch.setattr(labels_of_parts, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
+    with pytest.raises(UserError, match="has parts with 11 images, but --images has 3; give the same images"):
+        label(at, images=3)
+    monkeypatch.undo()
+    label(at)
+    assert len(rows_of(at / "labels")) == 11
+
+
+def test_of_two_commands_with_other_options_one_ends(at, monkeypatch):
+    prepare = PartFolder.prepare
+
+    def overtaken(folder):
+        prepare(folder)
+        monkeypatch.undo()
+        (at / "labels" / RECORD).unlink()
+        part_folder(at, 11, top_k=2).prepare()
+
+    monkeypatch.setattr(PartFolder, "prepare", overtaken)
+    with pytest.raises(UserError, match="has parts with another value of --top-k"):
+        label(at)
+    assert not list((at / "labels").glob("part-*"))
+
+
+def test_a_part_that_vanishes_is_computed_again(at, monkeypatch):
+    label(at)
+    whole = contents(at / "labels")
+    (at / "labels/part-00000.parquet").unlink()
+    write = PartFolder.write
+
+    def lose(folder, part, *rest):
+        monkeypatch.undo()
+        (at / "labels/part-00002.parquet").unlink()
+        write(folder, part, *rest)
+
+    monkeypatch.setattr(PartFolder, "write", lose)
+    label(at)
+    assert contents(at / "labels") == whole
+
+
+def test_a_part_that_always_vanishes_ends_the_command(at, monkeypatch):
+    write = PartFolder.write
+
+    def lose(folder, part, *rest):
+        write(folder, part, *rest)
+        folder.path(part).unlink()
+
+    monkeypatch.setattr(PartFolder, "write", lose)
+    with pytest.raises(UserError, match=r"3 of 3 parts have vanished from .*: another program removes files there"):
+        label(at)
+
+
+def test_a_last_part_of_another_command_is_found_at_the_end(at, monkeypatch):
+    write = PartFolder.write
+
+    def overtake(folder, part, *rest):
+        write(folder, part, *rest)
+        if part == 2:
+            shutil.copy(folder.path(0), folder.path(2))
+
+    monkeypatch.setattr(PartFolder, "write", overtake)
+    with pytest.raises(UserError, match=r"part-00002\.parquet is a part of another command, with other images"):
+        label(at)
 
 
 @pytest.mark.parametrize("kind", PART_FORMATS)
 def test_an_object_store_gets_the_same_parts(at, bucket, kind):
     label(at, kind)
     names = sorted(str(path) for path in (at / "photos").iterdir())
-    predictor = Predictor(make_run(), HALVES)
     remote = at / "store/bucket/labels"
     for images in (6, 11, 11):
-        label_parts(lambda: predictor, names[:images], "gs://bucket/labels", kind, size=4, batch_size=2)
+        label_items(at, *names[:images], kind=kind, output="gs://bucket/labels")
     assert contents(remote) == contents(at / "labels")
     assert len(bucket) == 4, "two parts, and then the last of them again and a third"
 
@@ -217,9 +306,9 @@ def test_a_worker_takes_its_parts_and_then_those_that_others_have_not_written(at
 
 
 def test_a_part_that_appears_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(parts, "_CHECK_SECONDS", 1e-9)
     images = ArrayImages(np.zeros((7, 1, 1, 3), np.uint8))
-    rows = PartRows(PartFolder(Folder(tmp_path), "csv", images, 4), [1, 0], 6)
+    rows = PartRows(PartFolder(Folder(tmp_path), "csv", images, 4, {}), [1, 0], 6)
     assert list(rows) == [4, 5, 6, -1, -1, -1, 0, 1, 2, 3, -1, -1]
     (tmp_path / "part-00001.csv").touch()
     assert list(rows) == [-1] * 6 + [0, 1, 2, 3, -1, -1]
@@ -234,15 +323,93 @@ def test_rows_of_a_part_that_another_worker_has_written_are_left_out(at, monkeyp
     path.unlink()
     looks = iter([False] * 2)
     monkeypatch.setattr(PartRows, "_is_written", lambda self, part: next(looks, True))
-    path_written = []
-    monkeypatch.setattr(parts, "write_part", lambda *_: path_written.append(list(_[2])))
+    attempts = []
+
+    def write(rows, at, results):
+        path.write_bytes(content)  # by the other worker
+        attempts.append(at)
+        attempts.append(list(results))
+
+    monkeypatch.setattr(labels_of_parts, "write_part", write)
     label(at)
-    assert not path_written
-    path.write_bytes(content)
+    assert attempts == [path], "the results end with an error"
     assert contents(at / "labels") == whole
 
 
+# ---------------------------------------------------------------------------------------------------------- containers
+def write_parquet(path: Path, *, first: int = 0, step: int = 20) -> None:
+    cells = [encoded(color(first + step * row, 110)) for row in range(11)]
+    other = [encoded(color(200 - step * row)) for row in range(11)]
+    cells[BAD] = None
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(pa.table({"front": cells, "back": other}), path)
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_row_without_an_image_is_a_row_with_an_error(tmp_path):
+    write_parquet(tmp_path / "images.parquet")
+    assert label_items(tmp_path, f"{tmp_path}/images.parquet", column="front").document["unreadable"] == 1
+    assert [row["error"] is None for row in rows_of(tmp_path / "labels")].index(False) == BAD
+
+
+def test_another_column_or_version_of_a_parquet_file_is_refused(tmp_path):
+    images, other = f"{tmp_path}/images.parquet", r"images 1 to 4 of --images are others than in"
+    write_parquet(Path(images))
+    label_items(tmp_path, images, column="front")
+    with pytest.raises(UserError, match=other):
+        label_items(tmp_path, images, column="back")
+    write_parquet(Path(images), first=3, step=19)
+    with pytest.raises(UserError, match=other):
+        label_items(tmp_path, images, column="front")
+
+
+def test_of_a_container_few_images_are_read_before_the_first_batch(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "images.parquet")
+    monkeypatch.setattr(StoredImages, "most_opened", 2)
+    found, read = find_images([f"{tmp_path}/images.parquet"], column="back"), []
+    read_stored = ParquetImages.read_stored
+    monkeypatch.setattr(ParquetImages, "read_stored", lambda *place: (read.append(place[2]), read_stored(*place))[1])
+    assert found.images.frames_note() == ["may have further images with several frames: 2 files of 11 opened to see"]
+    assert sample_inputs(found.images, STRICT) == (2, [])
+    assert sorted(read) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("items", ["{at}", "{at}/.", "{at}/**/*.parquet", "{at}/*/*.parquet"])
+def test_parts_are_not_written_where_they_would_be_read(tmp_path, items):
+    write_parquet(tmp_path / "data/images.parquet")
+    item = items.format(at=tmp_path)
+    with pytest.raises(UserError, match=r"the parts in .*/labels would be images of --images=.*; name another"):
+        label_items(tmp_path, item, column="back")
+    label_items(tmp_path, f"{tmp_path}/data/*.parquet", column="back")
+    label_items(tmp_path, f"{tmp_path}/data", column="back")
+    assert len(rows_of(tmp_path / "labels")) == 11
+
+
+def test_a_changed_member_of_a_tar_file_is_refused(at):
+    for name in ("00.png", "01.png"):
+        Image.fromarray(np.tile(color(7), (9, 9, 1))).save(at / "photos" / name)
+        with tarfile.open(at / "images.tar", "w") as archive:
+            archive.add(at / "photos", "photos")
+        if name == "00.png":
+            label_items(at, f"{at}/images.tar")
+            label_items(at, f"{at}/images.tar")
+    with pytest.raises(UserError, match="images 1 to 4 of --images are others than in"):
+        label_items(at, f"{at}/images.tar")
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
+def test_a_sample_without_a_readable_image_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "list.txt").write_text("a.jpg\nb.jpg\n")
+    with pytest.raises(UserError, match="none of 2 images of --images that were tried can be read, the first because"):
+        label_items(tmp_path, f"@{tmp_path}/list.txt")
+    assert not (tmp_path / "labels").exists()
+
+
 def labeled(at: Path, kind: str = "parquet", **options) -> Path:
     write_photos(at)
     label(at, kind, **options)
@@ -292,15 +459,15 @@ COMMANDS = [
 ]
 
 
-OTHER = "has labels with another value of {}; name another folder, or repeat the command that wrote it"
+OTHER = "has parts with another value of {}; name another folder, or repeat the command that wrote it"
 OF_PARTS = [
     of_parts("other weights", None, OTHER.format("weights"), again={"run": make_run(bias=1.0)}),
     of_parts("other thresholds", None, OTHER.format("thresholds"), again={"halves": dict.fromkeys(NAMES, 0.4)}),
     of_parts("top-k", None, OTHER.format("--top-k"), again={"top_k": 2}),
     of_parts("other size", None, OTHER.format("part size"), again={"size": 5}),
     of_parts("other format", None, OTHER.format("format"), again={"kind": "csv"}),
-    of_parts("fewer images", None, "has labels of 11 images, but --images has 9; give the same", again={"images": 9}),
-    of_parts("another image", rename, "images 5 to 8 of --images are not those that {at}/labels has labels of; give"),
+    of_parts("fewer images", None, "has parts with 11 images, but --images has 9; give the same", again={"images": 9}),
+    of_parts("another image", rename, "images 5 to 8 of --images are others than in {at}/labels; give"),
     of_parts("no record", lambda labels: (labels / RECORD).unlink(), "has files of other commands (part-00000.parquet"),
     of_parts("a part beyond", lambda labels: (labels / "part-00003.parquet").touch(), "is a part of another command"),
     of_parts(
@@ -323,7 +490,7 @@ def test_refusals_of_parts(case, tmp_path):
 def test_an_untrained_model_needs_a_threshold(at):
     predictor = Predictor(make_run(), HALVES, ranked=True)
     with pytest.raises(UserError, match="compares all images to assign labels, which parts cannot; set a threshold"):
-        label_parts(lambda: predictor, [str(at / "photos")], str(at / "labels"), "parquet")
+        label_items(at, str(at / "photos"), predictor=predictor)
 
 
 def test_a_label_with_the_name_of_a_column_is_refused_before_images_are_read(at):

@@ -13,7 +13,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.apps.tools.parts import RECORD, label_parts
+from mlmoe_jax.apps.tools.label_parts import label_parts
+from mlmoe_jax.apps.tools.part_options import PartOptions
+from mlmoe_jax.apps.tools.parts import RECORD
 from mlmoe_jax.apps.tools.predict_files import choose_target, join_frames, predict_files
 from mlmoe_jax.data.decoding import STRICT
 from mlmoe_jax.data.label_tree import LabelTree
@@ -80,9 +82,9 @@ def test_videos_in_folders_and_lists_are_used_with_a_time_between_frames(video, 
 
 
 def test_frames_in_parts(video, at, predictor):
-    label_parts(lambda: predictor, ["photos"], "parts", "parquet", size=2, every=HALF)
-    with pytest.raises(UserError, match="has labels of 4 images, but --images has 3"):
-        label_parts(lambda: predictor, ["photos"], "parts", "parquet", size=2, every=Fraction(1))
+    label_parts(lambda: predictor, PartOptions(["photos"], "parts", size=2, every=HALF))
+    with pytest.raises(UserError, match="has parts with 4 images, but --images has 3"):
+        label_parts(lambda: predictor, PartOptions(["photos"], "parts", size=2, every=Fraction(1)))
     table = parquet.read_table("parts/part-00000.parquet")
     assert table["video"].to_pylist() == [None, "photos/b.mp4"]
     assert table["time"].to_pylist() == [None, 0.0]
@@ -174,13 +176,13 @@ def test_levels_of_xmp_are_of_the_new_names(at):
 
 
 def test_parts_with_other_names_are_refused(at, predictor):
-    label_parts(lambda: predictor.rename(at / "rename.csv"), ["photos"], "parts", "parquet")
+    label_parts(lambda: predictor.rename(at / "rename.csv"), PartOptions(["photos"], "parts"))
     record = json.loads((at / "parts" / RECORD).read_text())
     assert record["settings"]["label names"] == ["warm", "green", "dark"]
     assert "warm" in parquet.read_table("parts/part-00000.parquet").column_names
     (at / "other.csv").write_text("red,warm\nblue,green\n")  # the names of the first, of other labels
-    with pytest.raises(UserError, match=r"has labels with another value of .*--rename"):
-        label_parts(lambda: predictor.rename(at / "other.csv"), ["photos"], "parts", "parquet")
+    with pytest.raises(UserError, match=r"has parts with another value of .*--rename"):
+        label_parts(lambda: predictor.rename(at / "other.csv"), PartOptions(["photos"], "parts"))
 
 
 def test_scores_without_new_names_are_unchanged(at, predictor):
