@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_matrix import few_positives
-from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
@@ -116,7 +115,7 @@ def _measure_split(
     thresholds = {f"{threshold:g}": threshold, "prior_matched_transductive": matched}
     predicted = {}
     if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
-        predicted["fitted"] = fitted.predict(readable.scores, label_space.names, INDEPENDENT if raw is None else tree)
+        predicted["fitted"] = fitted.predict(readable.scores, label_space.names, tree.consistent(raw is not None))
     entries = replace(entries, thresholds=thresholds, predicted=predicted, tree=tree, raw=raw)
     entries = replace(entries, categories=label_space.labels_by_category())
     published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, frequency)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32, Int
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.images import ImageNames, Images
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.errors import UserError
@@ -94,7 +94,7 @@ class Predictor:
         self.ranked = ranked
         self.source, self.version = source or {}, version
         self.output = OutputNames.of(run.label_space.names)
-        tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
+        tree = run.label_space.tree.consistent(run.config.eval.consistent)
         consistency = Thresholds(dict(thresholds)).consistency(run.label_space.names, tree)
         self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
         self.thresholds = consistency.limits
@@ -124,7 +124,7 @@ class Predictor:
         run = open_run(folder, pairs, which=checkpoint)
         used = stored.used(run.config, run.label_space.names, replaced=replaced)
         if used.calibration:
-            correction = used.correction(run.label_space.names)
+            correction = used.correction(run.label_space.names, run.label_space.tree.attributes)
             run = replace(run, scores=Scores(correction))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
         ranked = is_untrained(run.config, run.notes) and not used.source and not replaced

@@ -14,7 +14,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_matrix import few_positives
-from mlmoe_jax.data.sources.open import find_root
+from mlmoe_jax.data.sources.named_files import find_root
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import Stopped, UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit

@@ -170,7 +170,8 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = extract_features(split, config)
     split = join_twins(split, config.data, features)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
-    fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
+    options = {"difficult": "ignore", "seed": config.seed, "units": split.units}
+    fit = fit_logistic(features, split.labels, **options, attributes=split.tree.attributes)
     scores = Consistency.of(split.tree, HALF, len(split.classes))(fit.held_out_scores)
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 
