@@ -97,6 +97,10 @@ class LabelTree:
         """Return the tree with which scores agree: all of it if `is_used` (`eval.consistent`), else its attributes."""
         return self if is_used else replace(INDEPENDENT, attributes=self.attributes)
 
+    def values(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Return label -> (attribute, value), for those of the labels `names` that are values."""
+        return {names[k]: (item.name, item.value(names[k])) for item in self.attributes for k in item.present}
+
     def without_attributes(self) -> LabelTree:
         return replace(self, attributes=())
 

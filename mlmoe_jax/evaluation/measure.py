@@ -13,6 +13,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics import cooccurrence
+from mlmoe_jax.evaluation.metrics.attributes import describe_confusions
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
 from mlmoe_jax.evaluation.metrics.published import measure_preset
@@ -164,7 +165,13 @@ def write_measured(
         write_rows(folder, COOCCURRENCE, columns, pairs, replaced)
         finished = ends_training or training_finished(folder)
         results = {
-            name: SplitResult(write_scores(folder, item.scored), settings, item.metrics, finished)
+            name: SplitResult(
+                write_scores(folder, item.scored),
+                settings,
+                item.metrics,
+                finished,
+                describe_confusions(item.entries, names),
+            )
             for name, item in measured.items()
         }
         write_split_results(folder, results, keep_others=not ends_training)
@@ -187,7 +194,7 @@ def headlines(results: Results) -> list[str]:
     """Return the names of the main metrics that occur in the results of any split."""
     names = dict.fromkeys(name for values in results.values() for name in values)
     matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
-    return list(filter(None, matches))
+    return [*filter(None, matches), *(name for name in names if name.startswith(("accuracy/", "balanced_accuracy/")))]
 
 
 def results_table(results: Results, *, every: bool = False) -> Table:

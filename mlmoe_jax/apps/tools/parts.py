@@ -266,7 +266,8 @@ def label_parts(
     folder.require_creatable()
     found = find_images(items, column=column, every=every)
     predictor = open_predictor()
-    rows = ResultRows(predictor.names, top_k, of_videos=found.images.of_videos)
+    attributes = [item.name for item in predictor.tree.attributes]
+    rows = ResultRows(predictor.names, top_k, of_videos=found.images.of_videos, attributes=attributes)
     _require_parts_possible(predictor, rows, kind, gates=gates)
     sample_images(found.images, "--images", Decoding.from_config(predictor.run.config.data))
     parts = PartFolder(folder, kind, found.images, size)

@@ -48,12 +48,12 @@ def open_split(
     """
     holds_out = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
     opened = _open_source(data_config, data_config.train_split if holds_out else split, classes)
+    if tree is None:
+        tree = read_label_tree(data_config, opened.classes)
     if data_config.corrections and opened.name == data_config.train_split:
         from mlmoe_jax.data.sources.corrections import correct_labels  # here, because the config imports this module
 
-        opened = correct_labels(opened, resolve_path(data_config, data_config.corrections))
-    if tree is None:
-        tree = read_label_tree(data_config, opened.classes)
+        opened = correct_labels(opened, resolve_path(data_config, data_config.corrections), tree.attributes)
     opened = _note_unknown(opened.close_labels(tree))
     skips = data_config.bad_images == "skip"
     if not skips and len(missing := opened.images.missing()):
