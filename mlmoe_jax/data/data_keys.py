@@ -45,6 +45,11 @@ DATA_KEYS = section(
         "YAML file below data.root of labels that imply or exclude one another; if empty, none.",
         stages=("train", "pack"),
     ),
+    attributes=PathKey(
+        "",
+        "Attributes, of whose values an image has one: columns of a table, such as color,weather, or a YAML file below "
+        "data.root; if empty, none.",
+    ),
     categories=PathKey(
         "",
         "CSV below data.root with the columns label and category: metrics by category, and thresholds for "

@@ -1,6 +1,6 @@
-"""Trees of labels: labels that imply others, and labels of which at most one is present (`data.tree`).
+"""Trees of labels: labels that imply others, and labels of which at most or exactly one is present.
 
-The YAML file maps a label to the labels that it implies, and lists groups of exclusive labels:
+The YAML file `data.tree` maps a label to the labels that it implies, and lists groups of exclusive labels:
 
     implies:
       poodle: dog
@@ -8,15 +8,15 @@ The YAML file maps a label to the labels that it implies, and lists groups of ex
     exclusive:
       - [day, night]
 
-Each label stands once under `implies`. It may imply several others, so a "tree" is any graph without cycles. Shape
-letters: N images, K labels.
+Each label stands once under `implies`. It may imply several others, so a "tree" is any graph without cycles. Sets of
+labels of which exactly one is present are attributes, see `data.attributes`. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -40,21 +40,69 @@ _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, ni
 
 
 @dataclass(frozen=True)
+class Attribute:
+    """A set of labels, its values, of which exactly one is present in an image.
+
+    Attributes:
+      labels: the indices of the values; −1 for a value that is left out of the output.
+      optional: whether the last value means that no other value is present. It is then present in an image whose other
+        values are all negative. Without it, the values of such an image are unknown.
+    """
+
+    name: str
+    labels: tuple[int, ...]
+    optional: bool = False
+
+    @property
+    def present(self) -> Ints:
+        """The indices of the values that are not left out, i64[V]."""
+        labels = np.array(self.labels)
+        return labels[labels >= 0]
+
+    def value(self, label: str) -> str:
+        """Return the value of a label, such as red for `color: red`."""
+        return label.removeprefix(f"{self.name}: ")
+
+    def close(self, codes: Codes) -> tuple[Codes, Bools]:
+        """Return codes i8[N,V] of the values with one present value, or all unknown; and which images have several."""
+        given = (codes == POSITIVE) | (codes == DIFFICULT)
+        count = given.sum(axis=1)
+        closed = np.where(given, codes, NEGATIVE)
+        closed[count == 0] = UNKNOWN
+        if self.optional:
+            closed[(codes == NEGATIVE).all(axis=1)] = [NEGATIVE] * (len(self.labels) - 1) + [POSITIVE]
+        return closed, count > 1
+
+
+@dataclass(frozen=True)
 class LabelTree:
     """A description of which labels imply or exclude other labels. Labels are given by their indices.
 
-    Without arguments, no label implies or excludes another label.
+    Without arguments, no label implies or excludes another label. A tree is true if it has more than `attributes`.
 
     Attributes:
       implies: pairs (label, implied label).
       exclusive: groups of labels of which at most one is present in an image.
+      attributes: groups of labels of which exactly one is present in an image.
     """
 
     implies: tuple[tuple[int, int], ...] = ()
     exclusive: tuple[tuple[int, ...], ...] = ()
+    attributes: tuple[Attribute, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.implies or self.exclusive)
+
+    def consistent(self, is_used: bool) -> LabelTree:
+        """Return the tree with which scores agree: all of it if `is_used` (`eval.consistent`), else its attributes."""
+        return self if is_used else replace(INDEPENDENT, attributes=self.attributes)
+
+    def values(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Return label -> (attribute, value), for those of the labels `names` that are values."""
+        return {names[k]: (item.name, item.value(names[k])) for item in self.attributes for k in item.present}
+
+    def without_attributes(self) -> LabelTree:
+        return replace(self, attributes=())
 
     @cached_property
     def parents(self) -> dict[int, list[int]]:
@@ -82,8 +130,8 @@ class LabelTree:
     def find_contradiction(self, names: Sequence[str]) -> str:
         """Return a description of the first contradiction in the tree; "" if there is none.
 
-        A contradiction is a cycle, a label that implies two exclusive labels, or an exclusive group that does not have
-        two or more different labels.
+        A contradiction is a cycle, a label that implies two exclusive labels, an exclusive group that does not have two
+        or more different labels, or a value of two attributes. The values of an attribute are exclusive.
         """
         try:
             _ = self.children  # in topological order, so a cycle is found
@@ -91,8 +139,11 @@ class LabelTree:
             cycle = [names[k] for k in reversed(error.args[1])]
             shown = cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "…"]
             return f"{' implies '.join(shown)}, which is a cycle"
+        values = [label for attribute in self.attributes for label in attribute.labels]
+        if len(set(values)) < len(values):
+            return "a label is a value of two attributes"
         steps = 0
-        for group in self.exclusive:
+        for group in (*self.exclusive, *(attribute.labels for attribute in self.attributes)):
             if len(set(group)) < max(2, len(group)):
                 return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
             if not any(map(self.children.get, group)):
@@ -126,17 +177,26 @@ class LabelTree:
         return len(implied), None
 
     def close(self, codes: Codes) -> tuple[Codes, Bools]:
-        """Return consistent label codes i8[N,K], and bool[N,2], whether an image has a contradiction of each kind.
+        """Return consistent label codes i8[N,K], and bool[N,3], whether an image has a contradiction of each kind.
 
         A label is present if its code is POSITIVE or DIFFICULT. A present label makes the labels that it implies
         present, and the labels that it excludes negative. A negative label makes the labels that imply it negative.
-        There are two kinds of contradictions. If a present label implies a negative label, the negative label becomes
+        There are three kinds of contradictions. If a present label implies a negative label, the negative label becomes
         present. If two exclusive labels are present, both become unknown, and the present labels that imply them become
-        unknown too.
+        unknown too. The third is an image with two values of an attribute.
         """
-        if not self:
-            return codes, np.zeros((len(codes), 2), bool)
+        closed, rule_breaks = self._close_rules(codes)
+        several = np.zeros(len(codes), bool)
+        for attribute in self.attributes:
+            closed[:, attribute.labels], found = attribute.close(closed[:, attribute.labels])
+            several |= found
+        return closed, np.column_stack([rule_breaks, several])
+
+    def _close_rules(self, codes: Codes) -> tuple[Codes, Bools]:
+        """Return the codes that are consistent with `implies` and `exclusive`, and the contradictions bool[N,2]."""
         closed = self._raise_implied(codes)
+        if not self:
+            return closed, np.zeros((len(codes), 2), bool)
         raised = ((codes == NEGATIVE) & (closed != NEGATIVE)).any(axis=1)
         is_present = (closed == POSITIVE) | (closed == DIFFICULT)
         excluded, doubtful = self._exclude(is_present)
@@ -183,26 +243,42 @@ class LabelTree:
     def arrays(self) -> dict[str, Ints]:
         """Return the tree as arrays for storage, one column per pair or member.
 
-        They are `implies` i64[2,E], (label, implied label), and `exclusive` i64[2,S], (index of a group, label).
+        They are `implies` i64[2,E], (label, implied label), and `exclusive` and `attribute_values` i64[2,S], (index of
+        a group or an attribute, label); and `attributes` str[A], with ? at the end of the names of optional ones.
         """
-        members = [(number, label) for number, group in enumerate(self.exclusive) for label in group]
-        pairs = {"implies": self.implies, "exclusive": members}
-        return {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
+        groups = {"exclusive": self.exclusive, "attribute_values": [item.labels for item in self.attributes]}
+        members = {
+            name: [(number, label) for number, group in enumerate(some) for label in group]
+            for name, some in groups.items()
+        }
+        pairs = {"implies": self.implies, **members}
+        arrays = {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
+        return arrays | {"attributes": np.array([item.name + "?" * item.optional for item in self.attributes], str)}
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
         """Return the tree from the result of `arrays`; ValueError if it is contradictory or `names` are too few."""
-        implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
-        groups: dict[int, list[int]] = {}
-        for number, label in exclusive:
-            groups.setdefault(number, []).append(label)
-        tree = cls(tuple((label, parent) for label, parent in implies), tuple(map(tuple, groups.values())))
-        labels = itertools.chain(*tree.implies, *tree.exclusive)
+        implies = stored["implies"].T.tolist() if "implies" in stored else []
+        exclusive, values = (_read_groups(stored, name) for name in ("exclusive", "attribute_values"))
+        marked = map(str, stored.get("attributes", ()))
+        attributes = [
+            Attribute(name.removesuffix("?"), labels, name.endswith("?"))
+            for name, labels in zip(marked, values, strict=True)
+        ]
+        tree = cls(tuple((label, parent) for label, parent in implies), exclusive, tuple(attributes))
+        labels = itertools.chain(*tree.implies, *tree.exclusive, *values)
         if not all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
             raise ValueError(f"its tree has other labels than its {len(names)} names")
         if problem := tree.find_contradiction(names):
             raise ValueError(problem)
         return tree
+
+
+def _read_groups(stored: Mapping[str, NDArray], name: str) -> tuple[tuple[int, ...], ...]:
+    groups: dict[int, list[int]] = {}
+    for number, label in stored[name].T.tolist() if name in stored else []:
+        groups.setdefault(number, []).append(label)
+    return tuple(map(tuple, groups.values()))
 
 
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
@@ -233,7 +309,7 @@ def read_tree(path: PathLike, names: Sequence[str]) -> LabelTree:
 
 def _read_names(path: PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return the pairs (label, implied label) and the groups of exclusive labels of a YAML file."""
-    content = yaml.load(read_bytes(path, MOST_TREE), Loader=_TreeLoader) or {}
+    content = yaml.load(read_bytes(path, MOST_TREE), Loader=TextLoader) or {}
     if wrong := sorted(set(content) - {"implies", "exclusive"}):
         raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
     implies, exclusive = content.get("implies") or {}, content.get("exclusive") or []
@@ -245,7 +321,7 @@ def _read_names(path: PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]
     return [(name, other) for name, others in implied.items() for other in others], groups
 
 
-class _TreeLoader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # libyaml is ten times as fast
+class TextLoader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # libyaml is ten times as fast
     """A YAML loader that reads all values as text, such as `no` and `1`, and refuses a mapping with a repeated key."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> str:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlmoe_jax.data.images import ImageNames, Images
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.names import require_names
 from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.array_types import Arrays
 
@@ -99,12 +101,27 @@ class Split:
         )
 
     def close_labels(self, tree: LabelTree) -> Split:
-        """Return the split with labels that are consistent with a label tree, see `LabelTree.close`."""
-        if not tree:
+        """Return the split with labels that are consistent with a label tree, see `LabelTree.close`.
+
+        Raises UserError if an image has two values of an attribute.
+        """
+        if not (tree or tree.attributes):
             return self
         closed = [(self.labels.of(codes), rows) for codes, rows in map(tree.close, self.labels.blocks())]
-        labels, contradictions = zip(*closed, strict=True)
-        return replace(self, labels=self.labels.join(labels), tree=tree, contradictions=np.concatenate(contradictions))
+        labels, parts = zip(*closed, strict=True)
+        contradictions = np.concatenate(parts)
+        if contradictions[:, 2].any():
+            raise UserError(self._why_several(tree, int(contradictions[:, 2].argmax())))
+        rules = contradictions[:, :2] if tree else None
+        return replace(self, labels=self.labels.join(labels), tree=tree, contradictions=rules)
+
+    def _why_several(self, tree: LabelTree, row: int) -> str:
+        codes, line = tree.without_attributes().close(self.labels[[row]])[0][0], self.images.line(row)
+        present = {k for k, code in enumerate(codes) if code in (POSITIVE, DIFFICULT)}
+        values = next(some for item in tree.attributes if len(some := present.intersection(item.labels)) > 1)
+        place = f"{line[0]} line {line[1]} ({self.ids[row]})" if line and line[1] else self.ids[row]
+        shown = " and ".join(self.classes[k] for k in sorted(values))
+        return f"{place} has {shown}, of which an image has one (data.attributes); correct its labels"
 
     def without_missing(self) -> Split:
         """Return the split without the images that have no file, which become the attribute `missing` of the result."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_matrix import few_positives
-from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics import cooccurrence
+from mlmoe_jax.evaluation.metrics.attributes import describe_confusions
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
 from mlmoe_jax.evaluation.metrics.published import measure_preset
@@ -116,7 +116,7 @@ def _measure_split(
     thresholds = {f"{threshold:g}": threshold, "prior_matched_transductive": matched}
     predicted = {}
     if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
-        predicted["fitted"] = fitted.predict(readable.scores, label_space.names, INDEPENDENT if raw is None else tree)
+        predicted["fitted"] = fitted.predict(readable.scores, label_space.names, tree.consistent(raw is not None))
     entries = replace(entries, thresholds=thresholds, predicted=predicted, tree=tree, raw=raw)
     entries = replace(entries, categories=label_space.labels_by_category())
     published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, frequency)
@@ -165,7 +165,13 @@ def write_measured(
         write_rows(folder, COOCCURRENCE, columns, pairs, replaced)
         finished = ends_training or training_finished(folder)
         results = {
-            name: SplitResult(write_scores(folder, item.scored), settings, item.metrics, finished)
+            name: SplitResult(
+                write_scores(folder, item.scored),
+                settings,
+                item.metrics,
+                finished,
+                describe_confusions(item.entries, names),
+            )
             for name, item in measured.items()
         }
         write_split_results(folder, results, keep_others=not ends_training)
@@ -188,7 +194,7 @@ def headlines(results: Results) -> list[str]:
     """Return the names of the main metrics that occur in the results of any split."""
     names = dict.fromkeys(name for values in results.values() for name in values)
     matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
-    return list(filter(None, matches))
+    return [*filter(None, matches), *(name for name in names if name.startswith(("accuracy/", "balanced_accuracy/")))]
 
 
 def results_table(results: Results, *, every: bool = False) -> Table:

@@ -16,7 +16,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -140,19 +140,26 @@ class SplitResult:
     """The entry of one split in results.json, with metrics by name, as fractions; nan if a metric is undefined.
 
     `scores` is the path of the file with the scores, relative to the run folder; "" in a shared model, which has no
-    such file. `finished` says whether the training was finished when the split was evaluated.
+    such file. `finished` says whether the training was finished when the split was evaluated. `confusions` is from
+    `metrics.attributes.describe_confusions`.
     """
 
     scores: str
     settings: MetricSettings
     metrics: dict[str, float]
     finished: bool
+    confusions: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> SplitResult:
         """Return the result from its JSON object. A damaged object raises an error of any type."""
         metrics = {name: math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
-        return cls(os.fspath(entry["scores"]), MetricSettings(**entry["settings"]), metrics, entry["finished"])
+        confusions = {
+            name: {"values": list(map(str, one["values"])), "images": np.asarray(one["images"], np.int64).tolist()}
+            for name, one in entry.get("confusions", {}).items()
+        }
+        settings = MetricSettings(**entry["settings"])
+        return cls(os.fspath(entry["scores"]), settings, metrics, entry["finished"], confusions)
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:

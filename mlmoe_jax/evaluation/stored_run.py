@@ -136,8 +136,8 @@ class StoredRun:
 
     @property
     def reported_tree(self) -> LabelTree:
-        """The label tree with which the reported scores are consistent; empty if `eval.consistent` is false."""
-        return self.tree if self.config.eval.consistent else INDEPENDENT
+        """The label tree with which the reported scores are consistent: attributes alone without `eval.consistent`."""
+        return self.tree.consistent(self.config.eval.consistent)
 
     def reported_split(self, name: str) -> SplitScores:
         """Return the readable images of a split with their scores as the run reports them, see `correct`."""

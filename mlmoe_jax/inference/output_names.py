@@ -15,13 +15,13 @@ import itertools
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.data.label_tree import Attribute, LabelTree
 from mlmoe_jax.data.names import names_problem
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.array_types import Ints
@@ -72,7 +72,8 @@ class OutputNames:
     def prune(self, tree: LabelTree) -> LabelTree:
         """Return a tree of the names. A label implies what the labels imply that are left out between.
 
-        Raises UserError if joined labels imply each other in a circle.
+        A value that is left out is −1 in its attribute. Raises UserError if joined labels imply each other in a circle,
+        or are values of one attribute.
         """
         above: dict[int, list[int]] = {}
         pairs = {}
@@ -84,7 +85,16 @@ class OutputNames:
         pruned = LabelTree(tuple(pairs))
         if problem := pruned.find_contradiction(self.names):
             raise UserError(f"labels of a tree are joined so that {problem}; give them other names with --rename")
-        return pruned
+        return replace(pruned, attributes=tuple(map(self._rename, tree.attributes)))
+
+    def _rename(self, attribute: Attribute) -> Attribute:
+        labels = tuple(self.sources[list(attribute.labels)].tolist())
+        if joined := [k for k in labels if k >= 0 and np.count_nonzero(self.sources == k) > 1]:
+            raise UserError(
+                f"a value of the attribute {attribute.name} is joined with another label to '{self.names[joined[0]]}'; "
+                "give it a name of its own with --rename"
+            )
+        return replace(attribute, labels=labels)
 
 
 def read_output_names(names: Sequence[str], rename: PathLike = "", leave_out: PathLike = "") -> OutputNames:

@@ -16,7 +16,6 @@ from jaxtyping import Float, Float32, Int
 from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.pipeline import build_loader, plan_for_few_images
 from mlmoe_jax.data.split import SkippedImages, Split, unlabeled
 from mlmoe_jax.errors import UserError
@@ -24,6 +23,7 @@ from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.output_names import OutputNames, read_output_names
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, LEAST_LABELS, LEAST_RANK, Ranks, best_ranked
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
+from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runs.restore import BEST, Run, open_run
@@ -55,6 +55,8 @@ class LabeledImage:
         true.
       error: the reason why the image could not be read; "" if it was read.
       gates: name of the gate -> routing weights f32[K,E]; None if not requested or the image could not be read.
+      attributes: attribute -> its most probable value, which is one of `labels` unless `top_k` or ranks assign them; ""
+        if the value is left out of the output.
       ranks: label -> rank among the images, for all labels, see `inference.ranks`; None if the predictor does not rank.
       times: label -> seconds from the start of a video at which it has its score; None for an image.
     """
@@ -66,6 +68,7 @@ class LabeledImage:
     gates: Arrays | None = field(default=None, compare=False)
     ranks: dict[str, float] | None = None
     times: dict[str, float] | None = None
+    attributes: dict[str, str] = field(default_factory=dict)
 
 
 class Predictor:
@@ -94,7 +97,8 @@ class Predictor:
         self.ranked = ranked
         self.source, self.version = source or {}, version
         self.output = OutputNames.of(run.label_space.names)
-        tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
+        self.tree = run.label_space.tree
+        tree = run.label_space.tree.consistent(run.config.eval.consistent)
         consistency = Thresholds(dict(thresholds)).consistency(run.label_space.names, tree)
         self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
         self.thresholds = consistency.limits
@@ -124,7 +128,7 @@ class Predictor:
         run = open_run(folder, pairs, which=checkpoint)
         used = stored.used(run.config, run.label_space.names, replaced=replaced)
         if used.calibration:
-            correction = used.correction(run.label_space.names)
+            correction = used.correction(run.label_space.names, run.label_space.tree.attributes)
             run = replace(run, scores=Scores(correction))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
         ranked = is_untrained(run.config, run.notes) and not used.source and not replaced
@@ -135,11 +139,6 @@ class Predictor:
         """The names of the labels in results, which `rename` can change."""
         return self.output.names
 
-    @property
-    def tree(self) -> LabelTree:
-        """The tree of the labels `names`."""
-        return self.output.prune(self.run.label_space.tree)
-
     def rename(self, rename: PathLike = "", leave_out: PathLike = "") -> Predictor:
         """Return a predictor whose results have new names, see `output_names.read_output_names`.
 
@@ -149,6 +148,7 @@ class Predictor:
         """
         other = copy.copy(self)
         other.output = read_output_names(self.run.label_space.names, rename, leave_out)
+        other.tree = other.output.prune(self.run.label_space.tree)
         other.thresholds = other.output.join(self.run.scores.consistency.limits, np.minimum)
         return other
 
@@ -353,16 +353,27 @@ class Predictor:
         scores = self.output.join(self.run.scores(logits))
         rank = self.output.join(ranks(logits)) if ranks else None
         labels = self.assign(scores, top_k) if rank is None else self._names_of(best_ranked(rank, top_k))
-        return LabeledImage(name, labels, self.by_name(scores), gates=gates, ranks=self.by_name(rank))
+        attributes = self.values_of(scores)
+        return LabeledImage(
+            name, labels, self.by_name(scores), gates=gates, ranks=self.by_name(rank), attributes=attributes
+        )
 
     def assign(self, scores: np.ndarray, top_k: int | None) -> tuple[str, ...]:
-        """Return the labels with the `top_k` highest scores, of scores [J] of the labels `names`; None: by thresholds.
+        """Return the labels with the `top_k` highest scores, of scores [J] of the labels `names`; None: as `assign`.
 
         Of equal scores, the first label ranks higher.
         """
         if top_k:
             return self._names_of(np.argsort(-scores, kind="stable")[:top_k])
-        return self._names_of(np.flatnonzero(scores >= self.thresholds))
+        return self._names_of(np.flatnonzero(assign(scores, self.thresholds, self.tree.attributes)))
+
+    def values_of(self, scores: np.ndarray) -> dict[str, str]:
+        """Return attribute -> its assigned value, for scores [J] of the labels `names`; "" if it is left out."""
+        assigned = assign(scores, self.thresholds, self.tree.attributes)
+        return {
+            item.name: next((item.value(self.names[k]) for k in item.present if assigned[k]), "")
+            for item in self.tree.attributes
+        }
 
     def _names_of(self, rows: np.ndarray) -> tuple[str, ...]:
         return tuple(self.names[k] for k in rows)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.models.mosaics import CELLS, classify_mosaics
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
@@ -61,15 +62,16 @@ def apply_model(
             image = preprocess(batch["image"])
             prediction = model(image, **options)
             if preprocess.flips and key is None:
-                prediction = average_logits(prediction, model(image[:, :, ::-1]))
+                prediction = average_logits(prediction, model(image[:, :, ::-1]), model.softmax)
         else:
             prediction = model.classify(Features.from_arrays(batch), **options)
     return prediction, definition.read_stats(model)
 
 
-def average_logits(prediction: Prediction, mirrored: Prediction) -> Prediction:
-    """Return a prediction with the mean logits of the images and their mirror images."""
-    return replace(prediction, logits=(prediction.logits + mirrored.logits) / 2)
+def average_logits(prediction: Prediction, mirrored: Prediction, softmax: AttributeSoftmax) -> Prediction:
+    """Return a prediction with the mean logits of the images and their mirror images; of attributes, before softmax."""
+    first, second = softmax.logarithms(prediction.logits), softmax.logarithms(mirrored.logits)
+    return replace(prediction, logits=softmax((first + second) / 2))
 
 
 def make_eval_step(

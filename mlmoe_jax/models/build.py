@@ -19,6 +19,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.catalog import ADAPTERS, describe_adapters, prompts_class
+from mlmoe_jax.models.attributes import NO_SOFTMAX, AttributeSoftmax
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
 from mlmoe_jax.models.heads.catalog import head_class
@@ -33,7 +34,8 @@ class Classifier(nnx.Module):
     """A model: a backbone, optional prompts and other adapters, and a head.
 
     `precision` is a value of `jax.default_matmul_precision`, and `kernels` is a value of `config.model.kernels`.
-    `final_norm` is whether the final norm of the backbone is applied to the features that the head reads.
+    `final_norm` is whether the final norm of the backbone is applied to the features that the head reads. `softmax` is
+    applied to the logits of the head.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Classifier(nnx.Module):
         precision: str,
         kernels: str = "auto",
         adapters: Mapping[str, Adapter] = MappingProxyType({}),
+        softmax: AttributeSoftmax = NO_SOFTMAX,
     ):
         self.backbone = backbone
         self.prompts = prompts
@@ -54,6 +57,7 @@ class Classifier(nnx.Module):
         self.precision = precision
         self.kernels = kernels
         self.adapters = nnx.Dict(adapters)
+        self.softmax = softmax
 
     def __call__(
         self,
@@ -106,7 +110,8 @@ class Classifier(nnx.Module):
         """Classify the features that `encode` returns."""
         with self._computing(), partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
-            parts = {name: getattr(prediction, name) for name in ("logits", "terms", "gates")}
+            logits = {"logits": prediction.logits, "terms": prediction.terms}
+            parts = {**jax.tree.map(self.softmax, logits), "gates": prediction.gates}
             prediction = replace(prediction, **jax.tree.map(partition.shard_labels, parts))
             if not return_attention:
                 return prediction
@@ -227,4 +232,5 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
         precision=settings.matmul_precision,
         kernels=settings.kernels,
         adapters=adapters,
+        softmax=AttributeSoftmax.of(label_space.tree.attributes, len(label_space.names)),
     )

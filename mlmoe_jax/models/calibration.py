@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mlmoe_jax.models.attributes import NO_SOFTMAX, AttributeSoftmax
 from mlmoe_jax.runtime.array_types import Floats
 
 
@@ -26,10 +27,11 @@ class Calibration:
     scale: Floats | float = 1.0  # a > 0, f64[K] or one number for all labels
     offset: Floats | float = 0.0  # b, f64[K] or one number for all labels
     fitted_on: str = ""  # the name of the split on which a and b were fitted; "" for the plain sigmoid
+    softmax: AttributeSoftmax = NO_SOFTMAX  # of a·log p + b for values of attributes
 
     def __call__(self, logits: Any) -> Any:
         """Return the probabilities of logits [...,K]: float64 for a NumPy array, else a JAX array inside jit."""
-        corrected = self.scale * logits + self.offset
+        corrected = self.softmax(self.scale * self.softmax.logarithms(logits) + self.offset)
         if isinstance(logits, np.ndarray):
             return probabilities(corrected)
         import jax  # which a correction on the host does not need

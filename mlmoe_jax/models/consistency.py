@@ -17,6 +17,8 @@ Scores that agree are not changed. Other scores are changed in two ways:
   strengths are equal, the first label counts as the strongest. Weaker labels, and the labels that imply them, get
   scores just below their thresholds.
 
+The scores of values of attributes, which have a softmax, are not changed.
+
 Shape letters: K labels, P labels of a level, C neighbors of a label, G groups of M exclusive labels.
 """
 
@@ -29,9 +31,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.data.label_tree import Attribute, LabelTree
+from mlmoe_jax.models.attributes import AttributeSoftmax, assign
 from mlmoe_jax.models.calibration import Calibration
-from mlmoe_jax.runtime.array_types import Floats, Ints
+from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
 
 _GAP = 2.0**-20  # relative distance of a score below a threshold from it; float32 resolves it
 _UNBOUNDED = 2.0  # the bound of a label without a bound, above every score
@@ -98,6 +101,7 @@ class Consistency:
     downward: tuple[_Level, ...] = ()
     groups: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
     slots: _Level | None = None
+    attributes: tuple[Attribute, ...] = ()
 
     @classmethod
     def of(cls, tree: LabelTree, limits: ArrayLike, labels: int) -> Consistency:
@@ -121,7 +125,12 @@ class Consistency:
             lowerable = [*positions, *tree.parents]
             limits[lowerable] = np.maximum(limits[lowerable], _GAP)
         slots = _Level.of(positions) if positions else None
-        return cls(limits, _sort_into_levels(tree.children), _sort_into_levels(tree.parents), groups, slots)
+        levels = _sort_into_levels(tree.children), _sort_into_levels(tree.parents)
+        return cls(limits, *levels, groups, slots, tree.attributes)
+
+    def assign(self, scores: Floats) -> Bools:
+        """Return which labels are assigned by scores [...,K] that agree with the tree."""
+        return assign(scores, self.limits, self.attributes)
 
     def __call__(self, scores: Any) -> Any:
         """Return scores [...,K] that agree with the tree, in the type of `scores`: a NumPy or a JAX array."""
@@ -134,6 +143,11 @@ class Consistency:
         return self._agree(scores, np)
 
     def _agree(self, scores: Any, xp: Any) -> Any:
+        agreeing = self._apply_rules(scores, xp)
+        is_value = AttributeSoftmax.of(self.attributes, len(self.limits)).is_value
+        return xp.where(is_value, scores, agreeing) if is_value.any() else agreeing
+
+    def _apply_rules(self, scores: Any, xp: Any) -> Any:
         """Return scores [...,K] that agree with the tree; `xp` is numpy or jax.numpy."""
         limits = self.limits.astype(scores.dtype)  # rounded up, so that a score at a limit is not below the threshold
         limits = np.where(limits < self.limits, np.nextafter(limits, limits.dtype.type(np.inf)), limits)

@@ -18,8 +18,9 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy.special import logit
 
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import INDEPENDENT, Attribute, LabelTree
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
@@ -68,7 +69,7 @@ class Thresholds:
         """Return the thresholds of the labels `names`, f64[K]; UserError if a label has no threshold."""
         return np.array([_entry(self.values, name, "threshold", "thresholds") for name in names], np.float64)
 
-    def correction(self, names: Sequence[str]) -> Calibration:
+    def correction(self, names: Sequence[str], attributes: Sequence[Attribute] = ()) -> Calibration:
         """Return the function from logits to the reported scores of labels; without a calibration it is the sigmoid.
 
         Raises UserError if a label has no calibration, and ValueError if a stored scale is not positive, or a stored
@@ -80,7 +81,8 @@ class Thresholds:
         scale, offset = (np.array([entry[part] for entry in stored], np.float64) for part in ("scale", "offset"))
         if not (scale > 0).all() or not np.isfinite([scale, offset]).all():  # the model may be from somebody else
             raise ValueError("a calibration does not increase")
-        return Calibration(scale, offset, fitted_on=self.calibration["split"])
+        softmax = AttributeSoftmax.of(attributes, len(names))
+        return Calibration(scale, offset, fitted_on=self.calibration["split"], softmax=softmax)
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
         """Return the reported scores f64[N,K] of raw probabilities f64[N,K] of the K labels `names`.
@@ -88,7 +90,7 @@ class Thresholds:
         They are calibrated, then adjusted to agree with the tree of labels. By default no label implies or excludes
         another.
         """
-        corrected = self.correction(names)(to_logits(scores)) if self.calibration else scores
+        corrected = self.correction(names, tree.attributes)(to_logits(scores)) if self.calibration else scores
         return self.consistency(names, tree)(corrected) if tree else corrected
 
     def consistency(self, names: Sequence[str], tree: LabelTree) -> Consistency:
@@ -97,7 +99,7 @@ class Thresholds:
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
         """Return which labels are predicted, bool[N,K], in agreement with the tree; see `correct` for the arguments."""
-        return self.correct(scores, names, tree) >= self.consistency(names, tree).limits
+        return self.consistency(names, tree).assign(self.correct(scores, names, tree))
 
     def used(self, config: ConfigDict, names: Sequence[str], *, replaced: bool) -> Thresholds:
         """Return the thresholds and the calibration with which a run predicts, by the config of the prediction.

@@ -14,7 +14,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_matrix import few_positives
-from mlmoe_jax.data.sources.open import find_root
+from mlmoe_jax.data.sources.named_files import find_root
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import Stopped, UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
@@ -231,8 +231,8 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         scored[outside.name] = outside
     fitted = None
     if config.thresholds.at_end:
-        categories = label_space.labels_by_category()
-        fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config, categories=categories)
+        options = {"categories": label_space.labels_by_category(), "tree": label_space.tree}
+        fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config, **options)
         status(f"thresholds fitted on {fitted.source['split']}; mlmoe predict uses them")
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():

@@ -56,7 +56,7 @@ def _gradient_step(run: Run, paths: Sequence[str], labels: LabelMatrix) -> Calla
     Args:
       labels: i8[N,K], label codes of the training split.
     """
-    objective = training_objective(run.config, labels, run.label_space.names)
+    objective = training_objective(run.config, labels, run.label_space.names, run.label_space.tree)
 
     def loss_of(varied: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | varied

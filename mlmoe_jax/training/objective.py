@@ -9,11 +9,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_matrix import LabelCodes
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import losses
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.outputs import Prediction
@@ -35,6 +37,7 @@ class Objective:
         self.settings, self.loss = settings, kind(settings, training)
         self.steps_per_epoch = 1 if training is None else training.steps_per_epoch
         self.assumes_negatives = kind.reads_negatives(settings)
+        self.is_value = np.zeros(1, bool) if training is None else training.is_value
         self.weights = {name: weight for name, weight in settings.terms.items() if weight}
 
     def learned_paths(self) -> list[str]:
@@ -76,7 +79,7 @@ class Objective:
         entries, images = self._divisors(whole)
         parts = {
             name: losses.reduce(
-                self.loss(losses.as_float(logits[name]), examples),
+                self._element_losses(losses.as_float(logits[name]), examples),
                 self._counted(batch),
                 batch["mask"],
                 how=settings.reduce,
@@ -91,6 +94,13 @@ class Objective:
         }
         total: Any = sum(self.weights.get(name, 1.0) * part for name, part in parts.items())
         return total, {f"loss/{name}": part for name, part in parts.items()}
+
+    def _element_losses(self, logits: jax.Array, examples: losses.Examples) -> jax.Array:
+        """Return the loss per element. For the values of attributes, it is the cross-entropy of the softmax."""
+        elements = self.loss(logits, examples)
+        if not self.is_value.any():
+            return elements
+        return jnp.where(self.is_value, -examples.labels * jax.nn.log_sigmoid(logits), elements)
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
         """Return path -> new value, for the noted values of the loss, after the step that follows `step` steps.
@@ -126,20 +136,25 @@ class Objective:
         )
 
 
-def training_labels(config: ConfigDict, codes: LabelCodes, names: Sequence[str] = ()) -> TrainingLabels:
+def training_labels(
+    config: ConfigDict, codes: LabelCodes, names: Sequence[str] = (), tree: LabelTree = INDEPENDENT
+) -> TrainingLabels:
     """Return what a loss may use of the training labels.
 
     `codes` i8[N,K] are the label codes of the training split, and `names` are the names of the labels, for which
-    `loss.prior` is read. Without names, it is not read.
+    `loss.prior` is read. Without names, it is not read. `tree` has their attributes.
     """
     prior = read_prior(config, names) if names else None
     steps = steps_per_epoch(len(codes), config.train.batch_size)
-    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior)
+    is_value = AttributeSoftmax.of(tree.attributes, codes.shape[1]).is_value
+    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior, is_value)
 
 
-def training_objective(config: ConfigDict, codes: LabelCodes, names: Sequence[str] = ()) -> Objective:
+def training_objective(
+    config: ConfigDict, codes: LabelCodes, names: Sequence[str] = (), tree: LabelTree = INDEPENDENT
+) -> Objective:
     """Return the training loss of a config, for the arguments of `training_labels`."""
-    return Objective(config.loss, training_labels(config, codes, names))
+    return Objective(config.loss, training_labels(config, codes, names, tree))
 
 
 def require_labels(config: ConfigDict, labels: TrainingLabels) -> None:

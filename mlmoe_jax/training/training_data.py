@@ -14,7 +14,8 @@ from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
 from mlmoe_jax.data.sources.categories import read_categories
-from mlmoe_jax.data.sources.open import find_root, open_splits, original_name, resolve_path
+from mlmoe_jax.data.sources.named_files import find_root, resolve_path
+from mlmoe_jax.data.sources.open import open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images, sample_digests
 from mlmoe_jax.errors import UserError
@@ -68,7 +69,7 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     require_same_images(config.data.name, splits.values())
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data)
-    labels = training_labels(config, train_split.labels, train_split.classes)
+    labels = training_labels(config, train_split.labels, train_split.classes, train_split.tree)
     require_labels(config, labels)
     eval_splits = {name: splits[name] for name in names}
     images, reordered = _record_images(config, train_split, eval_splits, origin)

@@ -4,7 +4,8 @@ import pytest
 from helpers.tables import data_settings, listed, opened, settings, write, write_images
 
 from mlmoe_jax.data.sources.corrections import read_answers
-from mlmoe_jax.data.sources.open import open_split, resolve_path
+from mlmoe_jax.data.sources.named_files import resolve_path
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.runtime import files
 

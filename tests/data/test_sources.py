@@ -10,7 +10,8 @@ from helpers.tables import listed, widths, write
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources.catalog import DATA_SETS
-from mlmoe_jax.data.sources.open import count_labels, find_root, open_split, open_splits, original_name
+from mlmoe_jax.data.sources.named_files import find_root
+from mlmoe_jax.data.sources.open import count_labels, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Published
 from mlmoe_jax.data.split import SkippedImages
 

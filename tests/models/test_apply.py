@@ -14,6 +14,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.attributes import NO_SOFTMAX
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
@@ -27,6 +28,7 @@ class Model(nnx.Module):
     """Batch norm, dropout and a linear layer; it records its arguments."""
 
     seen: ClassVar[dict[str, bool]] = {}
+    softmax = NO_SOFTMAX
 
     def __init__(self, *, rngs: nnx.Rngs):
         self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)

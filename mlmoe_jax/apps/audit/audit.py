@@ -31,6 +31,7 @@ from mlmoe_jax.data.twins import join_twins
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import abbreviate, quantity
@@ -74,7 +75,11 @@ class Audit:
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each unanswered suggestion, i64[S,2], sorted by increasing `confidence`."""
-        issues = self.limits.issues(np.asarray(self.split.labels), self.scores)
+        codes = np.asarray(self.split.labels)
+        issues = self.limits.issues(codes, self.scores)
+        # Another value of an attribute replaces the given one, see `correct_labels`, and only one exceeds HALF.
+        values = AttributeSoftmax.of(self.split.tree.attributes, len(self.split.classes)).is_value
+        issues &= ~values | (codes != POSITIVE)
         found = ranked(np.where(issues, self.confidence, np.nan))
         is_open = [self.suggestion(*place).key not in self.answered for place in found.tolist()]
         return found[np.array(is_open, bool)]
@@ -170,7 +175,8 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = extract_features(split, config)
     split = join_twins(split, config.data, features)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
-    fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
+    options = {"difficult": "ignore", "seed": config.seed, "units": split.units}
+    fit = fit_logistic(features, split.labels, **options, attributes=split.tree.attributes)
     scores = Consistency.of(split.tree, HALF, len(split.classes))(fit.held_out_scores)
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 

@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.audit.audit import Audit, audit_split, probe_config
 from mlmoe_jax.apps.audit.audit_page import audit_page
 from mlmoe_jax.data.sources.corrections import COLUMNS, Suggestion, read_suggestions
-from mlmoe_jax.data.sources.open import open_split, resolve_path
+from mlmoe_jax.data.sources.named_files import resolve_path
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder

@@ -58,7 +58,7 @@ of images B, and returns {outputs}. Mean and standard deviation are applied insi
 | file | content |
 |---|---|
 {files}
-| `model.json` | labels, thresholds (null = never assigned), preprocessing of image files, settings of the model |
+| `model.json` | labels, thresholds (null = never assigned), attributes, preprocessing, settings of the model |
 | `load.py` | reads image files and labels them, without mlmoe_jax |
 
 ```bash
@@ -71,7 +71,7 @@ from load import Model
 
 model = Model()
 [scores] = model([model.read("photo.jpg")])
-print([label for label, score, least in zip(model.labels, scores, model.thresholds) if score >= least])
+print([model.labels[k] for k in model.assign(scores)])
 ```
 """
 
@@ -253,6 +253,7 @@ def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str] = (PR
         "outputs": _describe_outputs(run, outputs),
         "labels": list(predictor.names),
         "thresholds": predictor.thresholds.tolist(),
+        "attributes": {item.name: list(item.labels) for item in predictor.tree.attributes},
         "calibrated_on": run.scores.calibration.fitted_on or None,
         "preprocess": {
             **describe_images(config),

@@ -17,14 +17,13 @@ def label(model: Any, path: str | None) -> tuple[str, dict[str, float]]:
       path: path of the image file; None = no image.
 
     Returns:
-      The labels that reach their thresholds, separated by commas and sorted by decreasing probability, and a dict
-      label -> probability of all labels.
+      The assigned labels, separated by commas and sorted by decreasing probability, and a dict label -> probability of
+      all labels.
     """
     if path is None:  # the image was removed
         return "", {}
     [scores] = model([model.read(path)])
-    best = sorted(range(len(scores)), key=lambda k: -scores[k])
-    assigned = [model.labels[k] for k in best if scores[k] >= model.thresholds[k]]
+    assigned = [model.labels[k] for k in model.assign(scores)]
     return ", ".join(assigned), {name: float(score) for name, score in zip(model.labels, scores, strict=True)}
 
 

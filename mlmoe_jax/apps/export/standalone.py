@@ -53,6 +53,16 @@ class Model:
             raise ValueError(f"images should be uint8 [B,{size},{size},3], not {images.dtype} {list(images.shape)}")
         return self._run(images)
 
+    def assign(self, scores: np.ndarray) -> list[int]:
+        """Return the numbers of the labels of an image, by decreasing probability, for its probabilities f32[K].
+
+        They are those that reach their thresholds, and of each attribute the most probable label.
+        """
+        assigned = scores >= self.thresholds
+        for labels in self.description["attributes"].values():
+            assigned[labels] = np.arange(len(labels)) == np.argmax(scores[labels])
+        return [int(k) for k in np.argsort(-scores, kind="stable") if assigned[k]]
+
     def map_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return (left, top, right, bottom) of the output `map` in pixels of an upright image of `width` × `height`.
 
@@ -142,7 +152,7 @@ def main(paths: Sequence[str]) -> int:
             failed = True
             continue
         [scores] = model([image])
-        assigned = [k for k in np.argsort(-scores, kind="stable") if scores[k] >= model.thresholds[k]]
+        assigned = model.assign(scores)
         text = "  ".join(f"{model.labels[k]} {100 * scores[k]:.0f} %" for k in assigned)
         print(f"{path}  {text or '(no label reaches its threshold)'}")
     return 2 if failed else 0

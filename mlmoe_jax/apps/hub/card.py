@@ -20,6 +20,7 @@ from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import Results
 from mlmoe_jax.models.adapters.catalog import active_adapters, describe_adapters
+from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runtime.hub import Address
@@ -139,7 +140,8 @@ def _label_table(files: RunFiles, space: LabelSpace) -> list[list[str]]:
         entries = files.corrected.entries(files.config.data.difficult_eval)
         positive = entries.positive & entries.valid
         ap = entries.per_class["AP"]
-        recall = multilabel.ratio((positive & (entries.scores >= limits)).sum(axis=0), positive.sum(axis=0))
+        assigned = assign(entries.scores, limits, space.tree.attributes)
+        recall = multilabel.ratio((positive & assigned).sum(axis=0), positive.sum(axis=0))
     columns = zip(space.names, space.positives, ap, limits, recall, strict=True)
     return [
         [_plain(name), f"{count:,}", percent(ap), f"{limit:.3g}" if np.isfinite(limit) else "never", percent(share)]

@@ -15,9 +15,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import BadImage, Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
+from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.inference.explain import thumbnail
+from mlmoe_jax.models.attributes import assign
 
 SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
@@ -39,11 +41,12 @@ class Predictions:
     labels: Sequence[str]
     thresholds: np.ndarray
     origin: str
+    attributes: Sequence[Attribute] = ()
 
     @cached_property
     def predicted(self) -> np.ndarray:
         """bool[N,K], whether each label is predicted for each image."""
-        return self.scored.scores >= self.thresholds
+        return assign(self.scored.scores, self.thresholds, self.attributes)
 
     @cached_property
     def missed(self) -> np.ndarray:

@@ -33,6 +33,11 @@ def metrics(files: RunFiles) -> list[Any]:
         group = GROUPS[key]
         if meanings := {name: meaning for name in names if (meaning := _meaning(name, group.meanings))}:
             parts.append(_metric_table(f"metrics-{key}", group.caption, meanings, files))
+    for name, table in files.results[files.main].confusions.items():
+        columns = [name, *((value, "count") for value in table["values"])]
+        rows = [[value, *counts] for value, counts in zip(table["values"], table["images"], strict=True)]
+        caption = f"{name} of the images of {files.main}: the given value in rows, the most probable one in columns"
+        parts.append(PageTable(f"confusion-{name}", columns, rows, caption))
     for at in dict.fromkeys(name.partition("@")[2] for name in names if name.partition("@")[0] in PREDICTION_METRICS):
         meanings = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
         caption = f"{PREDICTIONS.caption} at {at}: {_meaning(at, THRESHOLD_MEANINGS)}"

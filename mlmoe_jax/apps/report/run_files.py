@@ -145,7 +145,7 @@ class RunFiles(StoredRun):
             limits, origin = stored.limits(self.names), files.THRESHOLDS
         consistency = Consistency.of(self.reported_tree, limits, len(self.names))
         scored = replace(scored, scores=consistency(scored.scores))
-        return Predictions(scored, self.names, consistency.limits, origin)
+        return Predictions(scored, self.names, consistency.limits, origin, self.tree.attributes)
 
     # --------------------------------------------------------------------------------------------------- images
     @cached_property

@@ -56,7 +56,8 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
         return {}
     count = min(resamples, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
     entries = scored.entries(files.main_settings.difficult)
-    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, files.main_settings.threshold)
+    threshold, attributes = files.main_settings.threshold, files.tree.attributes
+    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, threshold, attributes)
     parts = [measure(weights)[0] for weights in draw(len(scored), count, SEED)]
     metrics = files.results[files.main].metrics
     ends = {

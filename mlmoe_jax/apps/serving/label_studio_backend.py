@@ -57,12 +57,19 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
         async with service.admit() as arrived:
             body = await read_body(request, service.limits)
             arrived(1)
-            tasks, name, control = await asyncio.to_thread(_parse_request, body, predictor.names)
+            tasks, name, controls = await asyncio.to_thread(_parse_request, body, predictor.names)
+            control = controls[name]
             addresses = [task.get(control.image_key) for task in tasks]
             results = await _label(service, task_images, addresses, arrived)
         require_readable(results)
-        choices = frozenset(control.values or predictor.names)  # Label Studio refuses labels that are not among them
-        tags = {"control": name, "image": control.image}
+        # Label Studio refuses labels that are not among the choices.
+        values = {
+            label: (attribute, value)
+            for label, (attribute, value) in predictor.tree.values(predictor.names).items()
+            if attribute in controls and value in controls[attribute].values
+        }
+        choices = frozenset((*(control.values or predictor.names), *values))
+        tags = {"control": name, "image": control.image, "values": values}
         predictions = [_predictions(result, choices, version, tags) for result in results]
         return {"model_version": version, "results": predictions}
 
@@ -84,7 +91,7 @@ async def _label(
 
 
 def _predictions(
-    result: dict[str, Any], choices: Collection[str], version: str, tags: dict[str, str]
+    result: dict[str, Any], choices: Collection[str], version: str, tags: dict[str, Any]
 ) -> list[dict[str, Any]]:
     if "error" in result:
         return []
@@ -92,11 +99,11 @@ def _predictions(
     return [prediction(labels, result["scores"], version, **tags)]
 
 
-def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
+def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, dict[str, Control]]:
     """Parse the body of a request for predictions, for a model with the given names of labels.
 
-    Returns the data of each task, and the name and the content of a Choices control of the labeling config: the control
-    that contains the largest number of `labels`.
+    Returns the data of each task, the name of the Choices control of the labeling config that contains the largest
+    number of `labels`, and all controls by name.
 
     Raises:
       HTTPException: the request is malformed, has no tasks or more than a limit allows, or has no Choices control for
@@ -121,7 +128,7 @@ def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, A
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
     name = max(controls, key=lambda name: len(set(labels).intersection(controls[name].values)))
-    return tasks, name, controls[name]
+    return tasks, name, controls
 
 
 class TaskImages:

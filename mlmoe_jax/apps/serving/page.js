@@ -74,16 +74,18 @@ function select(name) {
 function drawLabels() {
   const { scores, labels } = images[current], chosen = new Set(labels);
   at("chosen").textContent = `${chosen.size} of ${model.labels.length} labels`;
+  const values = new Set(Object.values(model.attributes).flat());
   const thresholds = new Map(model.labels.map(({ name, threshold }) => [name, threshold]));
   at("labels").replaceChildren(...byScore().map((name) => {
     const threshold = thresholds.get(name), filled = make("i"), bar = make("span", { className: "bar" }, filled);
     filled.style.width = `${100 * scores[name]}%`;
-    if (threshold !== null) {
+    if (threshold !== null && !values.has(name)) {
       const mark = make("b");
       mark.style.left = `min(${100 * Math.min(1, threshold)}%, calc(100% - 2px))`;
       bar.append(mark);
     }
-    const title = threshold === null ? "never predicted" : `threshold ${percent(threshold)}`;
+    const limit = threshold === null ? "never predicted" : `threshold ${percent(threshold)}`;
+    const title = values.has(name) ? "one value of an attribute is predicted" : limit;
     const data = { "aria-pressed": name === label, "aria-label": `${name}, ${percent(scores[name])}, ${title}` };
     return make("li", {}, make("button",
       { type: "button", className: chosen.has(name) ? "yes" : "", title, data, onclick: () => select(name) },

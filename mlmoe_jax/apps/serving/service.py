@@ -153,14 +153,15 @@ class Service:
     def describe(self) -> dict[str, Any]:
         """Return the description of the model and the server, which can be written as JSON.
 
-        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `gates` (name of a gate ->
-        names of its entries), `image_size` (in pixels) and `limits`.
+        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `attributes` (name -> the
+        labels of its values), `gates` (name of a gate -> names of its entries), `image_size` (in pixels) and `limits`.
         """
         predictor = self.labeler.predictor
         thresholds = [None if value == float("inf") else value for value in predictor.thresholds.tolist()]
         pairs = zip(predictor.names, thresholds, strict=True)
         return {
             "labels": [{"name": name, "threshold": threshold} for name, threshold in pairs],
+            "attributes": {item.name: [predictor.names[k] for k in item.present] for item in predictor.tree.attributes},
             "gates": self.labeler.gate_entries,
             "image_size": predictor.run.preprocess.image_size,
             "limits": asdict(self.limits),
@@ -218,9 +219,9 @@ class Service:
     async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         """Label images, and return one dict per image that can be written as JSON.
 
-        Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability) and, depending on the
-        options, `gates` and `attention`. For an unreadable image: `image` and `error`. For an image with several frames
-        also `note`.
+        Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability), `attributes`
+        (attribute -> value) if the model has some and, depending on the options, `gates` and `attention`. For an
+        unreadable image: `image` and `error`. For an image with several frames also `note`.
         """
         decoded = await self._decode_all(images)
         readable = [image.pixels for image in decoded if not isinstance(image, BadImage)]
@@ -269,6 +270,8 @@ class Service:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}
+        if result.attributes:
+            answer["attributes"] = result.attributes
         if image.has_frames:
             answer["note"] = _FIRST_FRAME
         if options.gates:

@@ -30,14 +30,14 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
     with changing_thresholds(folder) as run:
         config, table = open_split_to_fit(run, overrides, "calibrate")
         stored = run.thresholds or Thresholds.fixed(run.labels, config.eval.threshold)
-        calibrated = replace(stored, calibration=fit_calibration(table, run.labels, config))
+        calibrated = replace(stored, calibration=fit_calibration(table, run.labels, config, run.tree.attributes))
         if stored.source:
             goal = {key: key.rpartition(".")[2] for key in keys_read("fit")}
             config.update_from_flattened_dict(
                 {key: stored.source[name] for key, name in goal.items() if name in stored.source}
             )
             fitted_on = run.split(stored.source["split"])
-            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated, run.categories)
+            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated, run.categories, run.tree)
             status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
         write_thresholds(folder, calibrated)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")

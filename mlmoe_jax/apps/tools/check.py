@@ -17,7 +17,8 @@ from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.open import find_root, open_splits
+from mlmoe_jax.data.sources.named_files import find_root
+from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     check_splits,

@@ -132,7 +132,8 @@ def compare_runs(
     a, b, counts = _match_images(first, second, split)
     settings = first.settings(split)
     truth = a.entries(settings.difficult)
-    measures = [WeightedMetrics(scored.scores, truth.positive, truth.valid, settings.threshold) for scored in (a, b)]
+    options = (truth.positive, truth.valid, settings.threshold, first.tree.attributes)
+    measures = [WeightedMetrics(scored.scores, *options) for scored in (a, b)]
     names, changes = _measure_changes(measures, split, len(a), resamples)
     positives = (truth.positive & truth.valid).sum(axis=0).tolist()
     return Comparison(

@@ -47,7 +47,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
         overrides = [*overrides, ("thresholds.goal", *levels)]
     with changing_thresholds(folder) as run:
         config, table = open_split_to_fit(run, overrides, "fit")
-        thresholds = fit_thresholds(table, run.labels, config, run.thresholds, run.categories)
+        thresholds = fit_thresholds(table, run.labels, config, run.thresholds, run.categories, run.tree)
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which mlmoe predict uses")
     document = {**thresholds.source, "thresholds": thresholds.values}

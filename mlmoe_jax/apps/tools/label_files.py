@@ -12,7 +12,7 @@ from mlmoe_jax.apps.tools.pack import open_whole
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, Format, LabelEntry, LabelFile, output_path
-from mlmoe_jax.data.sources.open import find_root
+from mlmoe_jax.data.sources.named_files import find_root
 from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import warn_unused

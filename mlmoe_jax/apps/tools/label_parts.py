@@ -38,7 +38,8 @@ def label_parts(
 
     def open_source(images: Images) -> PartSource:
         predictor = open_predictor()
-        rows = ResultRows(predictor.names, top_k, of_videos=images.of_videos)
+        attributes = [item.name for item in predictor.tree.attributes]
+        rows = ResultRows(predictor.names, top_k, of_videos=images.of_videos, attributes=attributes)
         _require_possible(predictor, rows, options.kind, gates=gates)
         return PartSource(
             "predict",

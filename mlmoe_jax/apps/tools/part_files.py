@@ -46,6 +46,7 @@ def _write_parquet(path: str, rows: ResultRows, results: Iterable[LabeledImage])
     kinds = {"image": pa.string(), "labels": pa.list_(pa.string()), "error": pa.string()}
     if rows.of_videos:
         kinds |= {"video": pa.string(), "time": pa.float64()}
+    kinds |= dict.fromkeys(rows.attributes, pa.string())
     columns = {name: pa.array([text[name] for text in texts], kind) for name, kind in kinds.items()}
     if rows.top_k is None:
         unread = np.array([text["error"] is not None for text in texts])

@@ -83,7 +83,8 @@ def predict_files(
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
     beside = "rank" if predictor.ranked else "time" if per_video else ""
-    rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video)
+    attributes = [item.name for item in predictor.tree.attributes]
+    rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video, attributes)
     if not distributed.is_first():
         deque(results, maxlen=0)  # it takes part in computing them
     elif target.kind in FORMATS:
@@ -147,8 +148,9 @@ def _join_video(
             scores = np.maximum(scores, values)
     if np.isinf(scores).all():
         return LabeledImage(video, error=error)
-    labels = predictor.assign(scores, top_k)
-    return LabeledImage(video, labels, predictor.by_name(scores), error, times=predictor.by_name(times))
+    labels, by_name = predictor.assign(scores, top_k), predictor.by_name
+    attributes = predictor.values_of(scores)
+    return LabeledImage(video, labels, by_name(scores), error, times=by_name(times), attributes=attributes)
 
 
 def _shared_images(items: Sequence[str], *, repeats: bool, column: str, every: Fraction | None = None) -> ImageList:
@@ -234,7 +236,7 @@ class ResultRows:
     the columns of the labels are label_1, score_1, rank_1, …. A JSON line also has the key ranks (label -> rank).
     Labels are then in the order of the ranks. For one row per video, `beside` is time. With a selection (path of an
     image -> its values of SELECTION_COLUMNS), SELECTION_COLUMNS are columns or keys after image. If there are frames
-    `of_videos`, so are video and time, which are empty for other images.
+    `of_videos`, so are video and time, which are empty for other images; and so is the value of each of `attributes`.
     """
 
     names: Sequence[str]
@@ -242,6 +244,7 @@ class ResultRows:
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     beside: str = ""
     of_videos: bool = False
+    attributes: Sequence[str] = ()
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""
@@ -268,7 +271,8 @@ class ResultRows:
 
     def heading(self) -> list[str]:
         """Return the column names of a CSV file."""
-        image = ["image", *(Moment._fields if self.of_videos else ()), *(SELECTION_COLUMNS if self.selection else ())]
+        moment, chosen = Moment._fields if self.of_videos else (), SELECTION_COLUMNS if self.selection else ()
+        image = ["image", *moment, *chosen, *self.attributes]
         if self.top_k is None:
             beside = [f"{self.beside} {name}" for name in self.names] if self.beside else []
             return [*image, "labels", "error", *self.names, *beside]
@@ -295,7 +299,8 @@ class ResultRows:
         if self.of_videos:
             moment = find_moment(result.image) or Moment(None, None)
             place |= moment._asdict()
-        return {**place, **self.selection.get(result.image, {})}
+        values = {name: result.attributes.get(name, "") for name in self.attributes}
+        return {**place, **self.selection.get(result.image, {}), **values}
 
     def _format_score(self, value: float) -> str:
         """Return a score with six decimal places, or six significant digits if it may be far below 0.000001."""

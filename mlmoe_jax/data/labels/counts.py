@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, Float64
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_matrix import LabelCodes, LabelMatrix
+from mlmoe_jax.runtime.array_types import Bools
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class TrainingLabels:
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
       seed: the seed of random values that a loss draws per image.
       prior: f[K], the estimated fraction of images with each label; None if there is no estimate.
+      is_value: bool[K], whether each label is a value of an attribute; bool[1] without attributes.
     """
 
     codes: LabelCodes
@@ -29,6 +31,7 @@ class TrainingLabels:
     steps_per_epoch: int = 1
     seed: int = 0
     prior: Float[np.ndarray, " k"] | None = None
+    is_value: Bools = field(default_factory=lambda: np.zeros(1, bool))
 
     def __post_init__(self):
         object.__setattr__(self, "codes", LabelMatrix.of(self.codes))

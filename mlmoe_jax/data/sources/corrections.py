@@ -17,9 +17,12 @@ import csv
 import io
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
+from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
@@ -80,8 +83,10 @@ class Suggestion(NamedTuple):
         return bool(self.answer) or further or not self.cells.get("score", "").strip()
 
 
-def correct_labels(split: Split, path: PathLike) -> Split:
+def correct_labels(split: Split, path: PathLike, attributes: Sequence[Attribute] = ()) -> Split:
     """Return a split in which the accepted corrections of a file replace label codes.
+
+    A value that becomes positive replaces the given value of its attribute.
 
     Raises UserError if the file is missing or invalid, an accepted row names an image or a label that the split does
     not have, or two rows answer differently for one image and label.
@@ -109,7 +114,10 @@ def correct_labels(split: Split, path: PathLike) -> Split:
                 "set has it, or clear accept in this line"
             )
         changed[rows[image], columns[label]] = code
-    return replace(split, labels=split.labels.replace(changed), usage=(*split.usage, usage))
+    others = {column: item.labels for item in attributes for column in item.labels}
+    values = [(row, column) for (row, column), code in changed.items() if code == POSITIVE and column in others]
+    replaced = {(row, other): NEGATIVE for row, column in values for other in others[column]}
+    return replace(split, labels=split.labels.replace({**replaced, **changed}), usage=(*split.usage, usage))
 
 
 def read_answers(path: PathLike) -> list[tuple[Suggestion, bool | None]]:

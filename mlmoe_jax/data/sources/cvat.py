@@ -4,6 +4,9 @@
       <tag label="sea"><attribute name="difficult">true</attribute></tag>
     </image>
 
+An attribute of a shape whose name is in `data.attributes` has a value, `color: red` for example. A tag `attributes`,
+which is no label, has the values of an image.
+
 A label is positive if the image has a tag, a box or another shape with this label. It is difficult instead if all of
 these have the attribute `difficult`. CVAT does not mark unlabeled images, so every image of a file counts as labeled. A
 note in the account counts the images without a label.
@@ -11,10 +14,11 @@ note in the account counts the images without a label.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from mlmoe_jax.data.attributes import AttributeValues
 from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
@@ -24,6 +28,7 @@ from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
+HOLDER = "attributes"  # the tag with the values of an image
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SCORE = (
     "<attribute><name>score</name><mutable>False</mutable><input_type>text</input_type><default_value></default_value>"
@@ -39,18 +44,25 @@ def _read(given: LabelInput) -> LabelRows:
     with open_regular(given.path) as file:
         root = parse_xml(file)
     names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]
+    names = [name for name in names if name != HOLDER or not given.attributes.values]
     images = root.iter("image")
-    rows = [ImageRow(image.attrib["name"], _read_labels(image), split=image.get("subset")) for image in images]
+    rows = [
+        ImageRow(image.attrib["name"], _read_labels(image, given.attributes), split=image.get("subset"))
+        for image in images
+    ]
     note_empty(rows, given.usage)
     return rows, names or None
 
 
-def _read_labels(image: ElementTree.Element) -> dict[str, int]:
+def _read_labels(image: ElementTree.Element, attributes: AttributeValues) -> dict[str, int]:
     """Return label -> code of an image: DIFFICULT if all shapes with the label are difficult, else POSITIVE."""
     codes: dict[str, int] = {}
     for shape in image:
         label = shape.get("label")
-        if label is not None:
+        for attribute in shape.iter("attribute"):
+            if attribute.get("name") in attributes.values and (value := (attribute.text or "").strip()):
+                codes[f"{attribute.get('name')}: {value}"] = POSITIVE
+        if label is not None and (label != HOLDER or not attributes.values):
             difficult = any(
                 attribute.get("name") == "difficult" and (attribute.text or "").strip() == "true"
                 for attribute in shape.iter("attribute")
@@ -68,7 +80,12 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     with open_output(OutputTarget(file.path, "xml")) as output:
         output.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
         mark = SCORE if file.version else DIFFICULT_MARK  # of a prediction, or of labels
-        names = (f"<label><name>{escape(name)}</name><attributes>{mark}</attributes></label>" for name in file.names)
+        tags = {name: mark for name in file.names if name not in file.values}
+        if file.values:
+            tags[HOLDER] = "".join(_describe_attributes(file.values))
+        names = (
+            f"<label><name>{escape(name)}</name><attributes>{own}</attributes></label>" for name, own in tags.items()
+        )
         output.write("\n".join(["<meta><task><labels>", *names, "</labels></task></meta>\n"]))
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
             # without a size for a missing or damaged image, of which CVAT has its own file
@@ -76,11 +93,30 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
             sides = {"width": str(size[0]), "height": str(size[1])} if size else {}
             image = ElementTree.Element("image", {"id": str(number), "name": entry.image, **sides})
             for name, code in entry.labels.items():
-                _add_tag(image, name, code, entry.scores)
+                if name not in file.values:
+                    _add_tag(image, name, code, entry.scores)
+            if given := [file.values[name] for name in entry.labels if name in file.values]:
+                source = "manual" if entry.scores is None else "auto"
+                holder = ElementTree.SubElement(image, "tag", label=HOLDER, source=source)
+                for attribute, value in given:
+                    ElementTree.SubElement(holder, "attribute", name=attribute).text = value
             ElementTree.indent(image)
             output.write(ElementTree.tostring(image, encoding="unicode") + "\n")
         output.write("</annotations>\n")
     return ""
+
+
+def _describe_attributes(values: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield the description of each attribute, a choice of one value."""
+    lines: dict[str, list[str]] = {}
+    for attribute, value in values.values():
+        lines.setdefault(attribute, []).append(escape(value))
+    for attribute, some in lines.items():
+        listed = "\n".join(some)
+        yield (
+            f"<attribute><name>{escape(attribute)}</name><mutable>False</mutable><input_type>radio</input_type>"
+            f"<default_value></default_value><values>{listed}</values></attribute>"
+        )
 
 
 def _add_tag(image: ElementTree.Element, name: str, code: int, scores: Mapping[str, float] | None) -> None:

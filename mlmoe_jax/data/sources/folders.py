@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.image_search import find_copies, is_folder, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.names import STANDARD_SPLITS, split_key
+from mlmoe_jax.data.sources.named_files import attributes_of
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split
@@ -54,7 +55,8 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     if classes is None:
         classes = sorted({compose(name).strip() for top in tops for name in _subfolders(root / top)})
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
-    return replace(select_split(rows, Listing(usage.place, split, root), classes, usage), usage=usages)
+    attributes = attributes_of(data_config).known_by(classes)
+    return replace(select_split(rows, Listing(usage.place, split, root), classes, usage, attributes), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:

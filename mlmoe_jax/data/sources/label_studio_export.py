@@ -1,8 +1,9 @@
 """Label Studio: tasks with annotations or predictions, and the labeling configuration of a project.
 
 Its exports JSON and JSON-MIN are read. `data.image_column` is the key of the image in the data of a task, and
-`data.label_column` the name of the Choices. Cancelled annotations are skipped. If some annotations of an image are
-marked as ground truth, only these count. A label on which the annotations differ is unknown.
+`data.label_column` the name of the Choices. Choices with the name of an attribute have its values. Cancelled
+annotations are skipped. If some annotations of an image are marked as ground truth, only these count. A label on which
+the annotations differ is unknown.
 
 An address /data/local-files/?d=PATH is the image PATH below `data.images`, and /data/upload/… the image upload/…
 An image that is not there, or has another address, is the only file below `data.images` with its name. The eight digits
@@ -17,6 +18,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree
@@ -103,6 +105,7 @@ def _stored_name(path: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
+    own = tuple(given.attributes.values)
     tasks = json.loads(read_bytes(path))
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Json]] = {}  # of each image, which several tasks may show
@@ -117,21 +120,23 @@ def _read(given: LabelInput) -> LabelRows:
         split = data.get(find_name(data, SPLIT_COLUMN))
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
-        annotations.setdefault(image, []).extend(_list_annotations(task, control))
+        annotations.setdefault(image, []).extend(_list_annotations(task, (control, *own)))
     results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
-    if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
+    controls = {result["from_name"] for result in results if result.get("type") == "choices"}
+    if controls and controls.isdisjoint(own):
         _require_control(path, control, controls)
-    rows = [_make_row(image, split, annotations[image], control) for image, split in splits.items()]
-    _note_unread(given.usage, results, rows, control)
+    rows = [_make_row(image, split, annotations[image], control, own) for image, split in splits.items()]
+    _note_unread(given.usage, results, rows, (control, *own))
     return rows, None
 
 
-def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], control: str) -> None:
-    """Note the results of other tags than `control`, and the rows with unknown labels, in an account."""
-    unused = [result for result in results if result.get("type") != "choices" or result["from_name"] != control]
+def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], controls: Sequence[str]) -> None:
+    """Note the results of other tags than `controls`, and the rows with unknown labels, in an account."""
+    unused = [result for result in results if result.get("type") != "choices" or result["from_name"] not in controls]
     if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
         count = quantity(len(unused), "result")
-        usage.notes.append(f"has {count} of tags other than {control}, which are not used: {abbreviate(kinds)}")
+        tags = f"{count} of tags other than {', '.join(controls)}"
+        usage.notes.append(f"has {tags}, which are not used: {abbreviate(kinds)}")
     if disputed := [row.image for row in rows if row.labels and UNKNOWN in row.labels.values()]:
         count = quantity(len(disputed), "image")
         usage.notes.append(
@@ -139,7 +144,7 @@ def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow]
         )
 
 
-def _list_annotations(task: Json, control: str) -> list[Json]:
+def _list_annotations(task: Json, controls: Sequence[str]) -> list[Json]:
     """Return the annotations of a task that are not cancelled, in the form of JSON also for a JSON-MIN export."""
     if "data" in task:
         return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
@@ -148,7 +153,7 @@ def _list_annotations(task: Json, control: str) -> list[Json]:
     results = [
         {"type": "choices", "from_name": name, "value": value}
         for name, value in task.items()
-        if name == control or (isinstance(value, dict) and "choices" in value)
+        if name in controls or (isinstance(value, dict) and "choices" in value)
     ]
     return [{"result": results}]
 
@@ -160,21 +165,20 @@ def _read_names(value: Any) -> set[str]:
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
-def _make_row(image: str, split: str | None, annotations: Sequence[Json], control: str) -> ImageRow:
+def _make_row(image: str, split: str | None, annotations: Sequence[Json], control: str, own: Sequence[str]) -> ImageRow:
     """Return the row of an image. A label is positive if all annotations have it, and unknown if only some have it.
 
     If some annotations are marked as ground truth, all others are ignored. An image without annotations counts as not
-    labeled.
+    labeled. `own` are the Choices of attributes.
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
     chosen = [
-        _read_names(
-            [
-                result["value"]
-                for result in annotation["result"] or ()
-                if result.get("type") == "choices" and result["from_name"] == control
-            ]
-        )
+        {
+            name if result["from_name"] == control else f"{result['from_name']}: {name}"
+            for result in annotation["result"] or ()
+            if result.get("type") == "choices" and result["from_name"] in (control, *own)
+            for name in _read_names(result["value"])
+        }
         for annotation in truths or annotations
     ]
     if not chosen:
@@ -238,53 +242,73 @@ def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
 
 # ------------------------------------------------------------------------------------------------------------- writing
 def prediction(
-    labels: Iterable[str], scores: Mapping[str, float], version: str, *, control: str = CHOICES, image: str = IMAGE
+    labels: Iterable[str],
+    scores: Mapping[str, float],
+    version: str,
+    *,
+    values: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    control: str = CHOICES,
+    image: str = IMAGE,
 ) -> dict[str, Any]:
     """Return a prediction for one task of Label Studio, as a JSON-serializable dict.
 
     Label Studio can sort tasks by the score of the prediction. The score is the least probability of a predicted label.
     If no label is predicted, it is 1 minus the highest probability of a label. `scores` has the probability of all
-    labels. `version` is the name of the model. `control` and `image` are the names of the <Choices> tag and of its
-    <Image> tag.
+    labels. `version` is the name of the model, and `values` is from `LabelTree.values`. `control` and `image` are the
+    names of the <Choices> tag and of its <Image> tag.
     """
     labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))
-    return {"model_version": version, "score": round(score, 6), "result": _make_results(labels, control, image)}
+    return {"model_version": version, "score": round(score, 6), "result": _make_results(labels, values, control, image)}
 
 
-def _make_results(labels: Iterable[str], control: str = CHOICES, image: str = IMAGE) -> list[dict[str, Any]]:
-    chosen = list(labels)
-    result = {"from_name": control, "to_name": image, "type": "choices", "value": {"choices": chosen}}
-    return [result] if chosen else []
+def _make_results(
+    labels: Iterable[str], values: Mapping[str, tuple[str, str]], control: str = CHOICES, image: str = IMAGE
+) -> list[dict[str, Any]]:
+    chosen: dict[str, list[str]] = {}
+    for label in labels:
+        name, value = values.get(label, (control, label))
+        chosen.setdefault(name, []).append(value)
+    return [
+        {"from_name": name, "to_name": image, "type": "choices", "value": {"choices": some}}
+        for name, some in chosen.items()
+    ]
 
 
-def labeling_config(names: Iterable[str]) -> str:
-    """Return the XML of a labeling configuration with the labels `names`, for the settings of a project."""
+def labeling_config(names: Iterable[str], values: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> str:
+    """Return the XML of a labeling configuration with the labels `names`, for the settings of a project.
+
+    `values` is from `LabelTree.values`. An attribute is a <Choices> tag of its own, of which one is chosen.
+    """
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", name=IMAGE, value=f"${IMAGE}")
-    choices = ElementTree.SubElement(view, "Choices", name=CHOICES, toName=IMAGE, choice="multiple")
-    for name in names:
-        ElementTree.SubElement(choices, "Choice", value=name)
+    choices: dict[str, ElementTree.Element] = {}
+    for label in names:
+        name, value = values.get(label, (CHOICES, label))
+        if name not in choices:
+            kind = "single" if label in values else "multiple"
+            choices[name] = ElementTree.SubElement(view, "Choices", name=name, toName=IMAGE, choice=kind)
+        ElementTree.SubElement(choices[name], "Choice", value=value)
     ElementTree.indent(view)
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     with open_output(OutputTarget(file.path, "json")) as output:
-        json.dump([_make_task(entry, file.version) for entry in entries], output, indent=1)
+        json.dump([_make_task(entry, file.version, file.values) for entry in entries], output, indent=1)
     configuration = file.path.with_name(f"{file.path.stem}_config.xml")
     with open_output(OutputTarget(configuration, "xml")) as output:
-        output.write(labeling_config(file.names))
+        output.write(labeling_config(file.names, file.values))
     return f"the labeling configuration for the project is {configuration}"
 
 
-def _make_task(entry: LabelEntry, version: str) -> dict[str, Any]:
+def _make_task(entry: LabelEntry, version: str, values: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     # An address in Label Studio has the path relative to LOCAL_FILES_DOCUMENT_ROOT.
     task: dict[str, Any] = {"data": {IMAGE: f"{LOCAL_FILES}/?d={quote(os.fsencode(entry.image))}"}}
     if entry.scores is not None:
-        task["predictions"] = [prediction(entry.labels or (), entry.scores, version)]
+        task["predictions"] = [prediction(entry.labels or (), entry.scores, version, values=values)]
     elif entry.labels is not None:
-        task["annotations"] = [{"result": _make_results(entry.labels)}]
+        task["annotations"] = [{"result": _make_results(entry.labels, values)}]
     return task
 
 

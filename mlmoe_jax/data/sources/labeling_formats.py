@@ -51,6 +51,11 @@ class LabelFile:
     version: str = ""
     tree: LabelTree | None = None
 
+    @property
+    def values(self) -> dict[str, tuple[str, str]]:
+        """The result of `LabelTree.values`."""
+        return {} if self.tree is None else self.tree.values(self.names)
+
     def require_stems(self) -> None:
         """Raise UserError if two images differ only in the suffix of their paths, which the format leaves out."""
         images: dict[str, str] = {}

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import present_codes
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
+from mlmoe_jax.data.label_codes import UNKNOWN, present_codes
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.data.sources.named_files import read_label_tree, resolve_path
 from mlmoe_jax.data.sources.source import difficult_treatment, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate, quantity
-
-
-def find_root(data_config: ConfigDict) -> str:
-    """Return the folder of the data set; UserError if a published data set has none."""
-    published = DATA_SETS[data_config.name].published
-    return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
-
-
-def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
-    """Return the tree of `data.tree` for the labels `names`; INDEPENDENT if `data.tree` is empty."""
-    if not data_config.tree:
-        return INDEPENDENT
-    return read_tree(resolve_path(data_config, data_config.tree), names)
-
-
-def resolve_path(data_config: ConfigDict, name: str) -> str:
-    """Return the path or address of the file `name`. A relative path is relative to the folder of the data set."""
-    name = os.path.expanduser(name)
-    return name if "://" in name else os.path.join(find_root(data_config), name)
 
 
 def open_split(
@@ -67,13 +48,13 @@ def open_split(
     """
     holds_out = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
     opened = _open_source(data_config, data_config.train_split if holds_out else split, classes)
+    if tree is None:
+        tree = read_label_tree(data_config, opened.classes)
     if data_config.corrections and opened.name == data_config.train_split:
         from mlmoe_jax.data.sources.corrections import correct_labels  # here, because the config imports this module
 
-        opened = correct_labels(opened, resolve_path(data_config, data_config.corrections))
-    if tree is None:
-        tree = read_label_tree(data_config, opened.classes)
-    opened = opened.close_labels(tree)
+        opened = correct_labels(opened, resolve_path(data_config, data_config.corrections), tree.attributes)
+    opened = _note_unknown(opened.close_labels(tree))
     skips = data_config.bad_images == "skip"
     if not skips and len(missing := opened.images.missing()):
         raise UserError(
@@ -84,6 +65,17 @@ def open_split(
     if holds_out:
         opened = _hold_out(opened, split, data_config, seed)
     return opened.without_missing() if skips and not keep_missing else opened
+
+
+def _note_unknown(split: Split) -> Split:
+    """Return the split with a note about the images whose value of an attribute is unknown."""
+    unknown = split.labels.count(UNKNOWN)
+    counts = {item.name: int(unknown[item.labels[0]]) for item in split.tree.attributes}
+    notes = [f"has {quantity(n, 'image')} of {split.name} whose {name} is unknown" for name, n in counts.items() if n]
+    if not (notes and split.usage):
+        return split
+    first, *others = split.usage
+    return replace(split, usage=(replace(first, notes=[*first.notes, *notes]), *others))
 
 
 def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | None) -> Split:

@@ -20,6 +20,7 @@ from mlmoe_jax.data.image_search import is_skipped
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import STANDARD_SPLITS, is_no_value, split_key
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
+from mlmoe_jax.data.sources.named_files import attributes_of
 from mlmoe_jax.data.sources.rows import LabelInput, Listing, ReadRows, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
@@ -50,6 +51,7 @@ def open_own_images(
     refuse_spreadsheet(path)
     if data_config.classes:
         classes = _read_classes(root / data_config.classes, data_config)
+    attributes = attributes_of(data_config).known_by(classes)
     folder = root / data_config.images.replace("{split}", spelled)
     has_one_split = "{split}" in table
     listing = Listing(
@@ -57,8 +59,8 @@ def open_own_images(
     )
     usage = Usage(f"{path}", "image")
     with damage_explained(path):
-        rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage))
-        opened = select_split(rows, listing, classes or own_classes, usage)
+        rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage, attributes))
+        opened = select_split(rows, listing, classes or own_classes, usage, attributes)
     require_groups_and_paths(opened, path, data_config.group_column)
     rest = [name for name, found in split_of_file.items() if found is None]
     if rest and split == data_config.train_split:

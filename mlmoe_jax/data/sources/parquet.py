@@ -44,6 +44,7 @@ from mlmoe_jax.data.containers.parquet_images import open_file, open_parquet
 from mlmoe_jax.data.containers.reach import Place, open_place
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
+from mlmoe_jax.data.sources.named_files import attributes_of
 from mlmoe_jax.data.sources.own_images import require_groups_and_paths
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Listing, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource, used_splits
@@ -99,14 +100,15 @@ def open_container_split(
     folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
-    given = LabelInput(folder, data_config, folder, classes, usage)
+    attributes = attributes_of(data_config).known_by(classes)
+    given = LabelInput(folder, data_config, folder, classes, usage, attributes)
     found = (_plan_file(container, name, part, given) for name, part in files.items())
     plans = list(filter(None, found))
     if not plans:
         raise UserError(f"{place.folder} has no images of split {split}; set data.root to a folder with some")
     _note_columns(plans, usage)
     rows = (row for plan in plans for row in _read_rows(container, plan))
-    opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage)
+    opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage, attributes)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
     if plans[0].path_column:
         place.fetch(sorted({*opened.ids} & {*place.names}))
@@ -151,6 +153,7 @@ class _Plan(NamedTuple):
       image: the column of images, or of their paths.
       path_column: `image` if it has paths; otherwise "".
       marks: the columns of the split and of the group; None for one that there is not.
+      own: attribute -> the column of its values.
       label: the column of labels; "" if there is one per class.
       classes: the classes that the file names, or for numbers those in `data.classes`; None if there are none.
       names_classes: whether the file names them.
@@ -163,6 +166,7 @@ class _Plan(NamedTuple):
     image: str
     path_column: str
     marks: Sequence[str | None]
+    own: Mapping[str, str]
     label: str
     classes: Sequence[str] | None
     names_classes: bool
@@ -182,8 +186,9 @@ def _plan_file(container: Container, name: str, split: str | None, given: LabelI
     split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
     marks = (split_column, _find_named(schema, "group_column", given) or None)
     path_column = image if image in find_columns(schema, TEXT) else ""
-    labels = _find_labels(schema, (image, *marks), given)
-    return _Plan(name, split, given, schema.names, image, path_column, marks, *labels)
+    own = {name: column for name in given.attributes.values if (column := find_name(schema.names, name))}
+    labels = _find_labels(schema, (image, *marks, *own.values()), given)
+    return _Plan(name, split, given, schema.names, image, path_column, marks, own, *labels)
 
 
 def _find_labels(
@@ -224,7 +229,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
 def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     """Note which columns are used although no key names them, and which are not used."""
     columns = {column: None for plan in plans for column in plan.columns}
-    used = {name for plan in plans for name in (*plan.label_columns, plan.image, *plan.marks)}
+    used = {name for plan in plans for name in (*plan.label_columns, *plan.own.values(), plan.image, *plan.marks)}
     note_unused(usage, "column", columns, used)
     if any(plan.split and find_name(plan.columns, SPLIT_COLUMN) for plan in plans):
         usage.notes.append(f"has a column '{SPLIT_COLUMN}', which is ignored, because the paths of files name splits")
@@ -236,7 +241,7 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
 # ---------------------------------------------------------------------------------------------------------------- rows
 def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file; UserError if cells do not have the form of labels."""
-    columns = list(filter(None, (*plan.label_columns, *plan.marks, plan.path_column)))
+    columns = list(filter(None, (*plan.label_columns, *plan.own.values(), *plan.marks, plan.path_column)))
     for name, cells in container.read_cells(plan.given, columns):
         try:
             row = _make_row(plan, name, cells)
@@ -265,7 +270,11 @@ def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRo
         labels = _read_labels(_plain(cells[plan.label]), plan)
     else:
         labels = {column: _plain(cells[column]) for column in plan.classes}
-    return ImageRow(image, None, split=split) if labels is None else make_row(image, labels, split, group, 0)
+    if labels is None:
+        return ImageRow(image, None, split=split)
+    row = make_row(image, labels, split, group, 0)
+    values = plan.given.attributes.read_cells({name: _plain(cells[column]) for name, column in plan.own.items()})
+    return row._replace(labels={**row.labels, **values})
 
 
 def _plain(value: Any) -> Any:

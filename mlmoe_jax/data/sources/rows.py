@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.attributes import NO_ATTRIBUTES, AttributeValues
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
 from mlmoe_jax.data.names import label_problem, require_names, split_key
@@ -85,6 +86,7 @@ class LabelInput(NamedTuple):
     folder: Path
     classes: Sequence[str] | None
     usage: Usage
+    attributes: AttributeValues = NO_ATTRIBUTES
 
 
 LabelRows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
@@ -143,19 +145,25 @@ class Listing:
 
 
 def select_split(
-    rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
+    rows: Iterable[ImageRow],
+    listing: Listing,
+    classes: Sequence[str] | None = None,
+    usage: Usage | None = None,
+    attributes: AttributeValues = NO_ATTRIBUTES,
 ) -> Split:
     """Check the rows of all splits, and return one split, in the order of the rows. Ids are the paths of the images.
 
     Args:
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
       usage: the account of the file, to which the rows are added; None means a new account.
+      attributes: their values, which are classes too.
 
     Raises:
       UserError: no row belongs to the split, the rows of an image contradict each other, or a label is not a name or
         not one of the classes.
     """
-    selection = _Selection(listing, classes, Usage(f"{listing.path}", "image") if usage is None else usage)
+    account = Usage(f"{listing.path}", "image") if usage is None else usage
+    selection = _Selection(listing, classes, account, attributes)
     for row in rows:
         selection.add(row)
     return selection.result()
@@ -185,13 +193,13 @@ class _Selection:
         were merged into later rows.
     """
 
-    def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
-        self.listing, self.usage = listing, usage
-        self.classes = None if classes is None else tuple(compose(name).strip() for name in classes)
+    def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage, attributes: AttributeValues):
+        self.listing, self.usage, self.attributes = listing, usage, attributes
+        self.classes = None if classes is None else tuple(self._spell(name, listing.path) for name in classes)
         require_names(self.classes or (), listing.path)
         self.parts: dict[str | None, _Part] = {}
         self.unlabeled = 0
-        self.labels = list(self.classes or ())
+        self.labels = list(dict.fromkeys((*(self.classes or ()), *attributes.labels)))
         self.column_of_label = {name: k for k, name in enumerate(self.labels)}
         self.columns: dict[str, int] = {}
         self.has_spellings = False
@@ -271,16 +279,24 @@ class _Selection:
     # ------------------------------------------------------------------------------------------------------- labels
     def _add_label(self, name: object, row: ImageRow) -> None:
         """Find or add the column of a label that is spelled as in no earlier row; UserError if it is not a name."""
-        label = compose(name).strip() if isinstance(name, str) else ""
+        label = self._spell(name, self.listing.line(row.line)) if isinstance(name, str) else ""
         if label not in self.column_of_label:
             if problem := label_problem(label):
                 image = "" if row.line else f" of {row.image}"
                 raise UserError(f"{self.listing.line(row.line)} has the label {name!r:.100}{image}, {problem}")
-            self.first_unknown = self.first_unknown or (row, label)
+            if not self.attributes.owns(label):
+                self.first_unknown = self.first_unknown or (row, label)
             self.column_of_label[label] = len(self.column_of_label)
             self.labels.append(label)
         self.has_spellings |= name != label
         self.columns[name] = self.column_of_label[label]
+
+    def _spell(self, name: str, place: PathLike) -> str:
+        """Return the label that a row spells `name`; UserError if it is no value of its attribute."""
+        try:
+            return self.attributes.spell(compose(name).strip())
+        except ValueError as error:
+            raise UserError(f"{place} has the label {name!r:.100}, {error}") from error
 
     # ------------------------------------------------------------------------------------------------------- images
     def _add_image(self, row: ImageRow) -> None:
@@ -366,7 +382,7 @@ class _Selection:
             )
         self._count_splits()
         self._note_changed()
-        classes = tuple(sorted(self.column_of_label) if self.classes is None else self.classes)
+        classes = tuple(sorted(self.labels) if self.classes is None else self.labels)
         live = list(self.rows.values())
         groups = [self.groups[at] for at in live] if any(self.groups) else None
         lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()

@@ -102,9 +102,8 @@ def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
 
 
 def named_files(data_config: ConfigDict) -> set[str]:
-    """Return the paths below `data.root` of the files with classes, a tree, categories and corrections."""
-    named = (data_config.classes, data_config.tree, data_config.categories, data_config.corrections)
-    return set(filter(None, named))
+    """Return the paths below `data.root` of the files with classes, a tree, categories and so on."""
+    return {data_config[key] for key in ("classes", "tree", "attributes", "categories", "corrections")} - {""}
 
 
 def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:

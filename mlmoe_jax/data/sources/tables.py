@@ -31,6 +31,11 @@ The classes are the lines of the file `data.classes`, in this order. Without thi
 model, or for a new model all names in the table, sorted. With `data.classes`, a CSV with one column per class can have
 other columns, which are ignored.
 
+Columns (or keys) with the names of attributes (`data.attributes`) have a value of each, or nothing for unknown:
+
+    image,labels,color
+    beach/001.jpg,sea;sand,red
+
 The column (or key) `data.group_column` names the group of each image, such as its patient. Images of a group are never
 in two parts of a split. An image without a name there (an empty cell, null, or no key) is a group of its own.
 """
@@ -42,7 +47,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +81,8 @@ def read_jsonl(given: LabelInput) -> LabelRows:
 
 def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
     path, config, known = given.path, given.config, {}
-    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column
+    own = list(given.attributes.values)
+    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column, *own
 
     @functools.lru_cache(maxsize=1 << 10)  # most lines have equal keys
     def find_keys(keys: tuple[str, ...]) -> tuple[str | None, ...]:
@@ -89,11 +95,13 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
-                image, labels, *others = map(record.get, find_keys(tuple(record)))
+                image, labels, split, group, *cells = map(record.get, find_keys(tuple(record)))
+                values = given.attributes.read_cells(dict(zip(own, cells, strict=True)))
                 if labels is None and "error" in record:  # a prediction of an image that could not be read
                     row = ImageRow(image, None, line=line)
                 else:
-                    row = make_row(image, labels, *others, line)
+                    row = make_row(image, [] if labels is None and values else labels, split, group, line)
+                    row = row._replace(labels={**row.labels, **values})
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
@@ -159,8 +167,11 @@ def read_csv(given: LabelInput) -> LabelRows:
     group = find_column(header, group, "data.group_column", path) if group else None
     split = find_name(header, SPLIT_COLUMN)
     columns = (image, None if split is None else header.index(split), group)
-    others = [name for at, name in enumerate(header) if at not in columns]
-    if config.label_column:
+    own = {name: header.index(column) for name in given.attributes.values if (column := find_name(header, name))}
+    others = [name for at, name in enumerate(header) if at not in (*columns, *own.values())]
+    if config.label_column and own and not find_name(header, config.label_column):  # there are attributes alone
+        classes, used, read_labels = None, (), lambda cells, line: {}
+    elif config.label_column:
         labels = find_column(header, config.label_column, "data.label_column (empty: a column per class)", path)
         classes, used, read_labels = None, (header[labels],), _names_reader(labels, config.separator, path)
     else:
@@ -168,12 +179,17 @@ def read_csv(given: LabelInput) -> LabelRows:
         read_labels = _codes_reader(header, classes, path)
     given.usage.unit = "row"
     note_unused(given.usage, "column", others, used)
-    return _csv_rows(given, columns, read_labels, bool(classes)), classes
+    return _csv_rows(given, columns, own, read_labels, bool(classes)), classes
 
 
 def _csv_rows(
-    given: LabelInput, columns: Sequence[int | None], read_labels: ReadLabels, is_complete: bool
+    given: LabelInput,
+    columns: Sequence[int | None],
+    own: Mapping[str, int],
+    read_labels: ReadLabels,
+    is_complete: bool,
 ) -> Iterator[ImageRow]:
+    """Yield the rows of a table; `columns` are those of images, splits and groups, and `own` those of attributes."""
     path, (image, split, group) = given.path, columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
@@ -181,7 +197,8 @@ def _csv_rows(
         for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns if at is not None]):
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
-                read_labels(cells, line),
+                read_labels(cells, line)
+                | given.attributes.read_cells({name: formats.unescape_cell(cells[at]) for name, at in own.items()}),
                 NEGATIVE,
                 None if split is None else cells[split],
                 "" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),
@@ -293,13 +310,17 @@ def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tu
 
 def class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
     """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
-    path, classes = given.path, given.classes
-    if not columns or "" in columns:
+    path, classes, attributes = given.path, given.classes, given.attributes
+    if not (columns or attributes.values) or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
             "class, or set data.label_column"
         )
-    names = tuple(sorted(columns)) if classes is None else tuple(map(compose, classes))
+    spelled = {attributes.spell(column): column for column in columns}
+    names = tuple(sorted(columns))
+    if classes is not None:  # values without a column have a column of their attribute
+        named = [attributes.spell(compose(name)) for name in classes]
+        names = tuple(spelled.get(name, name) for name in named if name in spelled or not attributes.owns(name))
     if missing := [name for name in names if name not in columns]:
         raise UserError(
             f"{path} has no column '{missing[0]}', which the list of classes names (columns: {abbreviate(columns)}); "

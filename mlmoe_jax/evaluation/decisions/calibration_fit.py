@@ -6,7 +6,9 @@ parameters θ₀ that are fitted to the entries of all labels together. The para
 N(θ₀, diag s²), and s² is fitted to all labels by expectation maximization with Laplace's approximation (empirical
 Bayes; Gelman et al., Bayesian Data Analysis, 3rd ed., 5.4). The prior of θ₀ is N((1, 0), 1).
 
-Shape letters: N images, K labels; the two parameters are the scale and the offset.
+The values of an attribute have one temperature T: their corrected scores are the softmax of z/T.
+
+Shape letters: N images, K labels, V values of an attribute; the two parameters are the scale and the offset.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp
 
+from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.runs.decisions import to_logits
 from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
@@ -32,7 +38,7 @@ from mlmoe_jax.runtime.machine import cores
 
 LEAST_IMAGES, LEAST_POSITIVES = 50, 10  # of a split, over all labels
 CALIBRATION_FOLDS = 5  # of the cross-validation of the metrics after the fit
-_LEAST_SCALE = 1e-2
+_LEAST_SCALE, _MOST_SCALE = 1e-2, 1e2  # the latter of an attribute
 _ROUNDS, _NEWTON_STEPS = 20, 100
 _NEGLIGIBLE_STEP = 1e-8  # whose square is the error that is left
 _BLOCK = 2**15  # entries whose arrays stay in the cache of a core
@@ -41,7 +47,9 @@ _PerLabel = Float[np.ndarray, "k 2"]  # scale and offset of each label
 _Matrices = Float[np.ndarray, "k 2 2"]
 
 
-def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict) -> dict[str, Any]:
+def fit_calibration(
+    table: SplitScores, names: Sequence[str], config: ConfigDict, attributes: Sequence[Attribute] = ()
+) -> dict[str, Any]:
     """Fit a calibration to the images of a split that have scores, and return the value of `Thresholds.calibration`.
 
     Its keys are `split`, `images` (number of images), `method`, `labels` (label -> {"scale": a, "offset": b}), and
@@ -59,9 +67,9 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
     for number in range(folds):
         held_out = fold == number
         kept = ~held_out
-        function = fit_scales(logits[kept], entries.positive[kept], entries.valid[kept], method=method)
+        function = fit_all(logits[kept], entries.positive[kept], entries.valid[kept], attributes, method=method)
         corrected[held_out] = function(logits[held_out])
-    function = fit_scales(logits, entries.positive, entries.valid, method=method)
+    function = fit_all(logits, entries.positive, entries.valid, attributes, method=method)
     parameters = zip(names, function.scale.tolist(), function.offset.tolist(), strict=True)
     return {
         "split": table.name,
@@ -82,6 +90,36 @@ def _require_enough(table: SplitScores, entries: Entries) -> None:
             f"{table.name} is too small to calibrate on: {images} and {present} present labels, of at least "
             f"{LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.thresholds.split"
         )
+
+
+def fit_all(
+    logits: Floats, positive: Bools, valid: Bools, attributes: Sequence[Attribute], *, method: str
+) -> Calibration:
+    """Fit a temperature for each attribute, and the result of `fit_scales` for all other labels."""
+    softmax = AttributeSoftmax.of(attributes, logits.shape[1])
+    scale, offset, tags = np.ones(logits.shape[1]), np.zeros(logits.shape[1]), ~softmax.is_value
+    if tags.any():
+        found = fit_scales(logits[:, tags], positive[:, tags], valid[:, tags], method=method)
+        scale[tags], offset[tags] = found.scale, found.offset
+    for item in attributes:
+        labels = list(item.labels)
+        scale[labels] = fit_temperature(softmax.logarithms(logits)[:, labels], (positive & valid)[:, labels])
+    return Calibration(scale, offset, softmax=softmax)
+
+
+def fit_temperature(logarithms: Floats, present: Bools) -> float:
+    """Return the scale of the log probabilities f64[N,V] of an attribute with the highest posterior density.
+
+    Images without a present value, bool[N,V], do not count. The prior of the scale is N(1, 1).
+    """
+    known = present.any(axis=1)
+    logarithms, present = logarithms[known], present[known]
+
+    def loss(scale: float) -> float:
+        scaled = scale * logarithms
+        return float((logsumexp(scaled, axis=1) - scaled[present]).sum() + (scale - 1) ** 2 / 2)
+
+    return float(minimize_scalar(loss, bounds=(_LEAST_SCALE, _MOST_SCALE), method="bounded").x)
 
 
 def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) -> Calibration:

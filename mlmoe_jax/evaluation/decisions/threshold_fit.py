@@ -10,11 +10,13 @@ from types import MappingProxyType
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds, least_to_bound
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
+from mlmoe_jax.models.attributes import AttributeSoftmax
 from mlmoe_jax.runs.decisions import Thresholds
 from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
 
@@ -56,6 +58,7 @@ def fit_thresholds(
     config: ConfigDict,
     stored: Thresholds | None = None,
     categories: Mapping[str, Ints] = MappingProxyType({}),
+    tree: LabelTree = INDEPENDENT,
 ) -> Thresholds:
     """Fit thresholds to the images of a split that have scores; see `threshold_search.best_thresholds`.
 
@@ -66,19 +69,25 @@ def fit_thresholds(
     each to the indices of its labels.
 
     The calibration of the `stored` thresholds, if there are any, is applied to the raw scores before the fit, and is
-    part of the result. `Thresholds.source` describes the fit. Its entries `before` and `after` are the results of
-    `multilabel.precision_recall_f1` at `eval.threshold` and at the fitted thresholds. Raises UserError if no label has
-    a positive, or no threshold reaches the goal.
+    part of the result. Values of the attributes of `tree` have no threshold: `eval.threshold` is written for them, and
+    they are in none of the numbers. `Thresholds.source` describes the fit. Its entries `before` and `after` are the
+    results of `multilabel.precision_recall_f1` at `eval.threshold` and at the fitted thresholds. Raises UserError if no
+    label has a positive, or no threshold reaches the goal.
     """
     table, settings = table.readable(), config.thresholds
     calibrated = Thresholds({}, calibration={} if stored is None else stored.calibration)
-    entries = Entries.of(calibrated.correct(table.scores, names), table.codes, config.data.difficult_eval)
+    scores = calibrated.correct(table.scores, names, tree.consistent(False))
+    entries = Entries.of(scores, table.codes, config.data.difficult_eval)
+    is_value = AttributeSoftmax.of(tree.attributes, len(names)).is_value
+    entries = replace(entries, valid=entries.valid & ~is_value)
     least = LEAST_OWN_POSITIVES
     if settings.goal == "miss_rate":
         _require_enough(table, entries, settings.miss_rate)
         least = max(least, least_to_bound(settings.miss_rate))
     thresholds, few = _search_all(replace(entries, categories=categories), settings, least)
-    _require_reached(table, thresholds, config)
+    if not is_value.all():
+        _require_reached(table, thresholds, config)
+    thresholds, few = np.where(is_value, config.eval.threshold, thresholds), few & ~is_value
     source = {
         "split": table.name,
         "images": len(table),

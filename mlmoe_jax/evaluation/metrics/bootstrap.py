@@ -8,14 +8,16 @@ Shape letters: N images, K classes, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
+from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.evaluation.metrics.multilabel import mean_defined, measure_counts, ratio, top_k
+from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.runtime.array_types import Floats
 
 RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,000 images
@@ -38,13 +40,19 @@ class WeightedMetrics:
 
     The metrics are `mAP`, `mAP_envelope`, `precision@1`, and the metrics of `multilabel.measure_counts` with the suffix
     `@THRESHOLD`. For weights of 1, they equal the metrics of `metric_groups.measure_entries`. Scores are f[N,K], labels
-    [N,K] (positive if equal to 1), and the mask [N,K] is 0 for entries to ignore. A class is predicted if its score ≥
-    `threshold`.
+    [N,K] (positive if equal to 1), and the mask [N,K] is 0 for entries to ignore. `models.attributes.assign` predicts.
     """
 
-    def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
+    def __init__(
+        self,
+        scores: ArrayLike,
+        labels: ArrayLike,
+        mask: ArrayLike,
+        threshold: float,
+        attributes: Sequence[Attribute] = (),
+    ):
         scores, valid = np.asarray(scores, np.float64), np.asarray(mask) != 0
-        positive, predicted = (np.asarray(labels) == 1) & valid, (scores >= threshold) & valid
+        positive, predicted = (np.asarray(labels) == 1) & valid, assign(scores, threshold, attributes) & valid
         self.suffix = f"@{threshold:g}"
         self.ranked = [_Ranked.of(*columns) for columns in zip(scores.T, positive.T, valid.T, strict=True)]
         # Matmuls with counts are exact in float32 up to 16 million.

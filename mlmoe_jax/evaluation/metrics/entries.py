@@ -14,6 +14,7 @@ from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.array_types import Bools, Ints, Reals
 
@@ -81,6 +82,6 @@ class Entries:
     def _predict(self, thresholds: float | ArrayLike) -> Bools:
         limits = np.asarray(thresholds, np.float64)
         if self.raw is None:
-            return self.scores >= limits
+            return assign(self.scores, limits, self.tree.attributes)
         consistency = Consistency.of(self.tree, limits, self.scores.shape[1])
-        return consistency(self.raw) >= consistency.limits
+        return consistency.assign(consistency(self.raw))

@@ -38,6 +38,7 @@ GROUPS: Registry[MetricGroup] = Registry(
         "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
         "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
         "categories": "mlmoe_jax.evaluation.metrics.categories:CATEGORIES",
+        "attributes": "mlmoe_jax.evaluation.metrics.attributes:ATTRIBUTES",
         "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION_METRICS",
         "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE_METRICS",
         "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",

@@ -64,9 +64,15 @@ def fit_classifier(
     origin = None if names is None else Origin(names.kernel(), names.offsets())
     experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    difficult = config.data.difficult_train
-    options = {"difficult": difficult, "seed": config.seed, "units": readable.units, "origin": origin}
-    fit = fit_logistic(features, readable.labels, **options)
+    fit = fit_logistic(
+        features,
+        readable.labels,
+        difficult=config.data.difficult_train,
+        seed=config.seed,
+        units=readable.units,
+        origin=origin,
+        attributes=split.tree.attributes,
+    )
     if origin is not None:
         drawn = "the vectors of the names" if fit.origin is origin else "0, which has less log loss than the names"
         status(f"the fit is drawn towards {drawn}; labels without images keep the scores of their names")

@@ -2,7 +2,8 @@
 
 The linear systems are solved by conjugate gradients (C.-J. Lin, R. C. Weng and S. S. Keerthi, "Trust region Newton
 method for large-scale logistic regression", JMLR 9, 2008), with a line search instead of a trust region. All labels and
-fits are columns of one matmul. N images, R features, K labels, F fits per label, P = K · F.
+fits are columns of one matmul. N images, R features, K labels, F fits per label, P = K · F. If the labels are the
+values of one attribute, the K columns of a fit are one multinomial regression.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def solve(
     weights: Float[Array, "r k f"],
     biases: Float[Array, "k f"],
     tolerance: Scalar,
+    *,
+    exclusive: bool = False,
 ) -> tuple[Float[Array, "r k f"], Float[Array, "k f"]]:
     """Return the weights and biases that minimize the objective of each label and fit.
 
@@ -49,6 +52,9 @@ def solve(
     the images whose label k is known and that are not in fold f. If these images are all positive or all negative, the
     weights w and the bias b keep their start values, the arguments `weights` and `biases`.
 
+    If the labels are `exclusive`, the objective of a fit is C · Σ_i −log softmax(w·x_i + b + o_i) of the positive label
+    + |w|²/2, over all labels together, and no label is constant. `label` may be a distribution over the labels.
+
     Args:
       values: x, the features on their principal axes, see `penalty_search.rotate`.
       label: 1 for positive labels, otherwise 0.
@@ -56,19 +62,21 @@ def solve(
       tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most
         tolerance · (1 + |b|).
     """
-    return _jitted()(values, label, known, fold, penalty, offsets, weights, biases, tolerance)
+    return _jitted(exclusive)(values, label, known, fold, penalty, offsets, weights, biases, tolerance)
 
 
 @functools.cache
-def _jitted() -> Callable:
-    return jax.jit(_solve, compiler_options=compiler_options(find_devices()[0].platform, many_rows=True))
+def _jitted(exclusive: bool) -> Callable:
+    options = compiler_options(find_devices()[0].platform, many_rows=True)
+    return jax.jit(functools.partial(_solve, exclusive=exclusive), compiler_options=options)
 
 
-def _solve(values, label, known, fold, penalty, offsets, weights, biases, tolerance):
+def _solve(values, label, known, fold, penalty, offsets, weights, biases, tolerance, exclusive):
     fits = biases.shape[1]
     kept = fold[:, None] != jnp.arange(fits)
     counted = (known[:, :, None] * kept[:, None]).reshape(len(values), -1)
-    problem = _Problem(values, jnp.repeat(label, fits, axis=1), counted, penalty)
+    target = jnp.repeat(label, fits, axis=1)
+    problem = _Problem(values, target, counted, penalty, label.shape[1] if exclusive else 1)
     start = _Step(weights.reshape(len(weights), -1), biases.ravel())
     solution = _newton(problem, start, jnp.repeat(offsets, fits, axis=1), tolerance)
     return solution.weights.reshape(weights.shape), solution.biases.reshape(biases.shape)
@@ -88,15 +96,36 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """A batch of P independent binary logistic regressions, one per (label, fit) pair."""
+    """A batch of P independent binary logistic regressions, one per (label, fit) pair.
+
+    With `joined` K > 1, the columns of each fit are one regression, whose sums are in each of them.
+    """
 
     values: Float[Array, "n r"]  # the features on their principal axes, shared by all regressions
     target: PerImage  # 1 for positive labels, otherwise 0
     counted: PerImage  # 1 for the images that a regression is fitted to, otherwise 0
     penalty: Scalar  # C, the factor of the log loss in the objective of `solve`
+    joined: int = 1
+
+    def join(self, columns: Float[Array, "*n p"]) -> Float[Array, "*n p"]:
+        """Return the sum over the columns of the regression of each column."""
+        if self.joined == 1:
+            return columns
+        split = columns.reshape(*columns.shape[:-1], self.joined, -1)
+        return jnp.broadcast_to(split.sum(axis=-2, keepdims=True), split.shape).reshape(columns.shape)
+
+    def dot(self, first: _Step, second: _Step) -> PerColumn:
+        return self.join(first.dot(second))
+
+    def log_shares(self, margins: PerImage) -> PerImage:
+        """Return log softmax of the margins within each fit."""
+        split = margins.reshape(len(margins), self.joined, -1)
+        return jax.nn.log_softmax(split, axis=1).reshape(margins.shape)
 
     def are_constant(self) -> Flags:
         """Return which regressions are constant: all images are positive, all are negative, or there is none."""
+        if self.joined > 1:
+            return jnp.zeros(self.target.shape[1], bool)
         positives = (self.counted * self.target).sum(axis=0)
         return (positives == 0) | (positives == self.counted.sum(axis=0))
 
@@ -108,16 +137,20 @@ class _Problem(NamedTuple):
         """Return the gradient of Σ residuals · margins with respect to the weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
-    def derivatives(self, point: _Step, margins: PerImage) -> tuple[_Step, PerImage]:
-        """Return the gradients of the objectives, and the second derivatives of the losses by the margin."""
-        shares = jax.nn.sigmoid(margins)
+    def derivatives(self, point: _Step, margins: PerImage) -> tuple[_Step, PerImage, PerImage]:
+        """Return the gradients of the objectives, the second derivatives of losses by the margin, and probabilities."""
+        shares = jax.nn.sigmoid(margins) if self.joined == 1 else jnp.exp(self.log_shares(margins))
         gradient = self.transpose(self.penalty * self.counted * (shares - self.target))
         gradient = _Step(gradient.weights + point.weights, gradient.biases)
-        return gradient, self.penalty * self.counted * shares * (1 - shares)
+        return gradient, self.penalty * self.counted * shares * (1 - shares), shares
 
     def objective(self, margins: PerImage, norms: PerColumn) -> PerColumn:
-        losses = jax.nn.softplus(margins) - self.target * margins
-        return self.penalty * (self.counted * losses).sum(axis=0) + norms / 2
+        """Return the objectives; `norms` are |w|²."""
+        if self.joined == 1:
+            losses = jax.nn.softplus(margins) - self.target * margins
+        else:
+            losses = -self.target * self.log_shares(margins)
+        return self.join(self.penalty * (self.counted * losses).sum(axis=0)) + norms / 2
 
 
 def _newton(problem: _Problem, point: _Step, offsets: PerImage, tolerance: Scalar) -> _Step:
@@ -132,14 +165,15 @@ def _newton(problem: _Problem, point: _Step, offsets: PerImage, tolerance: Scala
 
     def step(state):
         count, point, margins, converged = state
-        gradient, curvature = problem.derivatives(point, margins)
-        direction = _conjugate_gradients(_NewtonSystem.of(problem, curvature, gradient), gradient, converged)
+        gradient, curvature, shares = problem.derivatives(point, margins)
+        direction = _conjugate_gradients(_NewtonSystem.of(problem, curvature, shares, gradient), gradient, converged)
         change = problem.margins(direction)
-        factor = _line_search(problem, point, direction, margins, change, gradient.dot(direction))
+        factor = _line_search(problem, point, direction, margins, change, problem.dot(gradient, direction))
         factor = jnp.where(converged, 0, factor)
         point, margins = point.plus(factor, direction), margins + factor * change
-        small = (direction.weights**2).sum(axis=0) <= tolerance**2 * (point.weights**2).sum(axis=0)
-        small &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(point.biases))
+        moved, norms = (problem.join((some.weights**2).sum(axis=0)) for some in (direction, point))
+        far = jnp.abs(direction.biases) > tolerance * (1 + jnp.abs(point.biases))
+        small = (moved <= tolerance**2 * norms) & ~(problem.join(far.astype(norms.dtype)) > 0)
         return count + 1, point, margins, converged | small | (factor == 0)
 
     start = (0, point, problem.margins(point) + offsets, problem.are_constant())
@@ -150,26 +184,40 @@ class _NewtonSystem(NamedTuple):
     """The linear systems H · direction = −g of P regressions, with the Hessian H and the gradient g of the objective.
 
     The bias is not penalized, so its diagonal entry of H can vanish where all margins are large. This entry is raised
-    to at least |g_b|/4, where g_b is the entry of the bias in the gradient.
+    to at least |g_b|/4, where g_b is the entry of the bias in the gradient. Joined columns have no gradient for equal
+    changes of their biases, so H gets a curvature there, which changes no direction.
     """
 
     problem: _Problem
     curvature: PerImage  # the second derivative of each image's loss with respect to its margin
+    shares: PerImage  # the probabilities
     # An approximate diagonal of H, which preconditions the solver. It is exact if all images have equal curvatures.
     diagonal: _Step
     added: PerColumn  # the number added to the diagonal entry of the bias to reach its lower bound
 
     @classmethod
-    def of(cls, problem: _Problem, curvature: PerImage, gradient: _Step) -> _NewtonSystem:
+    def of(cls, problem: _Problem, curvature: PerImage, shares: PerImage, gradient: _Step) -> _NewtonSystem:
         mean, squares = curvature.mean(axis=0), (problem.values**2).sum(axis=0)
         bias_curvature = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
         diagonal = _Step(squares[:, None] * mean + 1, bias_curvature)
-        return cls(problem, curvature, diagonal, bias_curvature - curvature.sum(axis=0))
+        return cls(problem, curvature, shares, diagonal, bias_curvature - curvature.sum(axis=0))
 
     def product(self, direction: _Step) -> _Step:
         """Return the product of H and `direction`."""
-        product = self.problem.transpose(self.curvature * self.problem.margins(direction))
-        return _Step(product.weights + direction.weights, product.biases + self.added * direction.biases)
+        product = self.problem.transpose(self._bend(self.problem.margins(direction)))
+        biases = product.biases + self.added * direction.biases
+        if self.problem.joined > 1:
+            biases += (
+                self.problem.join(self.diagonal.biases) / self.problem.joined**2 * self.problem.join(direction.biases)
+            )
+        return _Step(product.weights + direction.weights, biases)
+
+    def _bend(self, change: PerImage) -> PerImage:
+        """Return the change of the first derivatives of the losses by the margins, for a small change of margins."""
+        if self.problem.joined == 1:
+            return self.curvature * change
+        mean = self.problem.join(self.shares * change)
+        return self.problem.penalty * self.problem.counted * self.shares * (change - mean)
 
     def preconditioned(self, residual: _Step) -> _Step:
         return jax.tree.map(jnp.divide, residual, self.diagonal)
@@ -189,16 +237,17 @@ def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Flag
     def step(state):
         count, point, residual, direction, size = state
         product = system.product(direction)
-        factor = jnp.where(size > RESIDUAL**2 * first_size, size / jnp.maximum(direction.dot(product), TINY), 0)
+        steepness = jnp.maximum(system.problem.dot(direction, product), TINY)
+        factor = jnp.where(size > RESIDUAL**2 * first_size, size / steepness, 0)
         point, residual = point.plus(factor, direction), residual.plus(-factor, product)
         scaled = system.preconditioned(residual)
-        new_size = residual.dot(scaled)
+        new_size = system.problem.dot(residual, scaled)
         direction = scaled.plus(new_size / jnp.maximum(size, TINY), direction)
         return count + 1, point, residual, direction, new_size
 
     residual = jax.tree.map(jnp.negative, gradient)
     scaled = system.preconditioned(residual)
-    first_size = residual.dot(scaled)
+    first_size = system.problem.dot(residual, scaled)
     return jax.lax.while_loop(continues, step, (0, zero, residual, scaled, first_size))[1]
 
 
@@ -215,9 +264,9 @@ def _line_search(
     `margins` are the margins at `point`, `change` is their change for step size 1, and `slope` is the derivative of
     each objective along `direction`.
     """
-    norm = (point.weights * point.weights).sum(axis=0)
-    mixed = (point.weights * direction.weights).sum(axis=0)
-    square = (direction.weights * direction.weights).sum(axis=0)
+    norm = problem.join((point.weights * point.weights).sum(axis=0))
+    mixed = problem.join((point.weights * direction.weights).sum(axis=0))
+    square = problem.join((direction.weights * direction.weights).sum(axis=0))
     objective = problem.objective(margins, norm)
 
     def enough(factor: PerColumn) -> Flags:

@@ -12,6 +12,10 @@ If the labels have weights w₀ and intercepts b₀ already, such as vectors of 
 |w − w₀|²/2. With w = w₀ + v and o_i = w₀·x_i + b₀, this is the same problem for v with the offset o_i in the logit of
 image i. The search then covers both origins, w₀ and 0, and takes the origin with the smaller loss.
 
+The values of an attribute have one multinomial regression, with the loss −log softmax of the present value. As if one
+further image had the mean of all features, and each value with equal probability, values without images get finite
+biases.
+
 The features are first rotated onto the principal axes of the images. This changes no solution, because it preserves
 |w|. With fewer images than features it leaves fewer coordinates than images, and the Hessian becomes nearly diagonal,
 which preconditions the solver.
@@ -29,8 +33,10 @@ from scipy.linalg import eigh
 from scipy.special import logsumexp
 
 from mlmoe_jax.data.label_codes import targets
+from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.attributes import NO_SOFTMAX, AttributeSoftmax
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.training.logistic.newton import solve
 
@@ -101,11 +107,12 @@ def fit_logistic(
     seed: int = 0,
     units: Sequence[str] | None = None,
     origin: Origin | None = None,
+    attributes: Sequence[Attribute] = (),
 ) -> LogisticFit:
     """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
     A label that is positive for all images or for none gets no weights and the bias ±log(n + 1). With an `origin`, such
-    a label keeps the weights and the bias of `origin` instead.
+    a label keeps the weights and the bias of `origin` instead. `attributes` are those of the labels.
 
     Args:
       codes: label codes, as `difficult`, in `data.label_codes.targets`.
@@ -124,10 +131,10 @@ def fit_logistic(
     if origin is not None:
         positives = label.sum(axis=0)
         origins = [origin, origin.only((positives == 0) | (positives == known.sum(axis=0)))]
-    rotation = rotate(features)
+    rotation, softmax = rotate(features), AttributeSoftmax.of(attributes, label.shape[1])
     fits = []
     for start in origins:
-        search = PenaltySearch(rotation.values, label, known, fold, start.logits(features))
+        search = PenaltySearch(rotation.values, label, known, fold, start.logits(features), softmax)
         fits.append(_fit_from(start, search, rotation))
     return min(fits, key=lambda fit: fit.losses[fit.penalty])
 
@@ -198,6 +205,7 @@ class PenaltySearch:
     known: Float[np.ndarray, "n k"]  # 1 for known labels, otherwise 0
     fold: Int[np.ndarray, " n"]
     offsets: Float[np.ndarray, "n k"]  # the logits of the origin of the weights
+    softmax: AttributeSoftmax = NO_SOFTMAX
 
     @property
     def fits(self) -> int:
@@ -214,6 +222,7 @@ class PenaltySearch:
         weights = np.zeros((self.values.shape[1], self.label.shape[1], self.fits), np.float32)
         biases = np.stack([self._constant_biases(self.fold != number) for number in range(self.fits)], axis=1)
         biases[(biases[:, -1] != 0) & self.offsets.any(axis=0)] = 0
+        biases[[label for group in self.softmax.groups for label in group]] = 0
         return PenaltyFit(FIRST_PENALTY, weights, biases)
 
     def _constant_biases(self, rows: Bool[np.ndarray, " n"]) -> Float[np.ndarray, " k"]:
@@ -267,11 +276,13 @@ class PenaltySearch:
         """Return the solution for one C, from `start`, to the tolerance of `newton.solve`. Blocks of labels limit the
         memory.
         """
-        labels = self.label.shape[1]
-        size = min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
+        tags = np.setdiff1d(np.arange(self.label.shape[1]), [label for group in self.softmax.groups for label in group])
+        size = min(len(tags), max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
         weights, biases = np.empty_like(start.weights), np.empty_like(start.biases)
-        for low in range(0, labels, size):
-            block = np.arange(low, low + size) % labels  # the last block repeats labels, for the same shapes
+        for group in self.softmax.groups:
+            weights[:, group], biases[group, :] = self._solve_attribute(group, penalty, start, tolerance)
+        for low in range(0, len(tags), max(1, size)):
+            block = tags[np.arange(low, low + size) % len(tags)]  # the last repeats labels, for the same shapes
             weights[:, block], biases[block] = solve(
                 self.values,
                 self.label[:, block],
@@ -285,16 +296,31 @@ class PenaltySearch:
             )
         return PenaltyFit(penalty, weights, biases)
 
+    def _solve_attribute(
+        self, group: Sequence[int], penalty: float, start: PenaltyFit, tolerance: float
+    ) -> tuple[Float[np.ndarray, "r v f"], Float[np.ndarray, "v f"]]:
+        """Return the weights and biases of the V values of an attribute."""
+        columns = np.array(group)
+        ends = {"values": 0, "label": 1 / len(columns), "known": 1, "fold": -1, "offsets": 0}  # of the further image
+        rows = [self.values, self.label[:, columns], self.known[:, columns], self.fold, self.offsets[:, columns]]
+        values, label, known, fold, offsets = (
+            np.concatenate([some, np.full_like(some[:1], end)]) for some, end in zip(rows, ends.values(), strict=True)
+        )
+        starts = start.weights[:, columns], start.biases[columns]
+        return solve(values, label, known, fold, penalty, offsets, *starts, tolerance, exclusive=True)
+
     def held_out_logits(self, fit: PenaltyFit) -> Float[np.ndarray, "n k"]:
         """Return the logits of each image by the fit without the fold of the image."""
         logits = np.empty(self.label.shape, np.float32)
         for number in range(self.fits - 1):
             rows = self.fold == number
             logits[rows] = self.values[rows] @ fit.weights[:, :, number] + fit.biases[:, number]
-        return logits + self.offsets
+        return self.softmax(logits + self.offsets)
 
     def loss(self, fit: PenaltyFit) -> float:
         """Return the mean log loss of `held_out_logits` over all known labels, in nats."""
         logits = self.held_out_logits(fit).astype(np.float64)
         losses = np.logaddexp(0, logits) - self.label * logits
+        if self.softmax:
+            losses = np.where(self.softmax.is_value, self.label * np.logaddexp(0, -logits), losses)
         return float((losses * self.known).sum() / max(1, self.known.sum()))
