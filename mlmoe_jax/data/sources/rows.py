@@ -332,8 +332,10 @@ class _Selection:
         try:
             for name, code in row.labels.items():
                 label = self.labels[self.columns[name]]
-                if labels.setdefault(label, code) != code:
-                    raise ValueError(f"label '{label}': {labels[label]} and {code}")
+                known = labels.get(label, UNKNOWN)
+                if known != code and UNKNOWN not in (known, code):
+                    raise ValueError(f"label '{label}': {known} and {code}")
+                labels[label] = code if known == UNKNOWN else known
             row = row._replace(labels=labels)
             if at is not None:
                 self.merged.add(row.position)

@@ -95,8 +95,10 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
-                image, labels, split, group, *cells = map(record.get, find_keys(tuple(record)))
-                values = given.attributes.read_cells(dict(zip(own, cells, strict=True)))
+                keys = find_keys(tuple(record))
+                image, labels, split, group, *cells = map(record.get, keys)
+                stated = zip(own, keys[4:], cells, strict=True)
+                values = given.attributes.read_cells({name: cell for name, key, cell in stated if key is not None})
                 if labels is None and "error" in record:  # a prediction of an image that could not be read
                     row = ImageRow(image, None, line=line)
                 else:
