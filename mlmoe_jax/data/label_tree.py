@@ -98,7 +98,7 @@ class LabelTree:
         return self if is_used else replace(INDEPENDENT, attributes=self.attributes)
 
     def values(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """Return label -> (attribute, value), for those of the labels `names` that are values."""
+        """Return label -> (attribute, value), for each label in `names` that is a value."""
         return {names[k]: (item.name, item.value(names[k])) for item in self.attributes for k in item.present}
 
     def without_attributes(self) -> LabelTree:

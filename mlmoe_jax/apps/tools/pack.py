@@ -3,8 +3,8 @@
 `data/sources/packed.py` describes and reads these files. Each image is read once, in the order of its split. A shard is
 first written to a temporary file, in the output folder or, for an object store, on local disk. When the shard is
 complete, it is renamed, and then its description is written. Therefore, the same command resumes after an interruption,
-and writes the shards again whose images have changed. The result is equal to that of an uninterrupted command, for any
-number of processes.
+and writes the shards again whose images have changed. An uninterrupted command gives an equal result, for
+any number of processes.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class StoredImages(EncodedImages):
 
 
 class ChangedFile(UserError):
-    """A file is no longer in the version that was opened, so its images may not be those of its labels."""
+    """A file is no longer in the version that was opened, so its labels may belong to other images."""
 
 
 def require_version(path: str, version: str) -> None:
