@@ -337,8 +337,7 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
 
     The temporary file is a hidden file in the folder of `path`, so that renaming is atomic. If `path` is in an object
     store, whose uploads are atomic, the file is in the folder for temporary files. A symbolic link at `path` is
-    replaced, not followed. An existing file keeps its permissions. Several processes may write to `path` at the same
-    time.
+    replaced, not followed. An existing file keeps its permissions. Several processes may write to `path` at once.
     """
     local = "://" not in str(path)
     with disk_errors_explained(path):

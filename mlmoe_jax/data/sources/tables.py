@@ -191,7 +191,7 @@ def _csv_rows(
     read_labels: ReadLabels,
     is_complete: bool,
 ) -> Iterator[ImageRow]:
-    """Yield the rows of a table with its `columns` of images, splits and groups, and its `own` columns of attributes."""
+    """Yield the rows of a table. `columns` are images, splits and groups, and `own` has the columns of attributes."""
     path, (image, split, group) = given.path, columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
