@@ -227,8 +227,6 @@ def _value_text(value: int | float | list[int]) -> str:
 
 def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
     """Return a table of the input that was given, used and left out, with one row per file or folder."""
-    titles = ("given", "used", "merged", "left out")
-    columns = [Column("input", align="<"), *(Column(title, "{:,}".format) for title in titles)]
     rows = [
         [
             f"{account['unit']}s of {account['place']}",
@@ -239,7 +237,7 @@ def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
         ]
         for account in usage
     ]
-    return Table(columns, rows)
+    return Table(["input", "given", "used", "merged", "left out"], rows)
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
@@ -247,9 +245,9 @@ def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> T
 
     If there are more than SHOWN_CLASSES classes, the rows in the middle are left out.
     """
-    columns, values = [Column("class", align="<")], [classes]
+    columns, values = ["class"], [classes]
     for name, split in splits.items():
-        columns += [Column(name, "{:,}".format), Column("%", percent)]
+        columns += [name, Column("%", percent)]
         values += [split["positive"], [count / split["images"] for count in split["positive"]]]
     positives = np.array(next(iter(splits.values()))["positive"])
     rows = [[column[k] for column in values] for k in np.argsort(-positives, kind="stable").tolist()]

@@ -267,7 +267,7 @@ def _signed_percent(value: float) -> str:
 
 
 _COLUMNS = (
-    Column("metric", align="<"),
+    "metric",
     *(Column(run, percent) for run in ("a", "b")),
     *(Column(name, _signed_percent) for name in ("difference", "low", "high")),
     Column("clear", lambda clear: "*" if clear else ""),

@@ -201,7 +201,7 @@ def _finish_split(folder: Folder, split: Split, descriptions: Sequence[Descripti
 
 
 def _summary_table(results: Sequence[tuple[Split, Sequence[Description]]]) -> Table:
-    columns = ["split", *(Column(name, "{:,}".format) for name in ("images", "files")), Column("MB", "{:,.1f}".format)]
+    columns = ["split", "images", "files", Column("MB", "{:,.1f}".format)]
     rows, notes = [], []
     for split, descriptions in results:
         images = sum(shard["records"] for shard in descriptions)

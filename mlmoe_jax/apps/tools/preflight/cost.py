@@ -87,7 +87,7 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
     """Return a table of configs, and one of modules per config; `costs` is config name -> result of `count_cost`."""
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
-    columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
+    columns = ["config", *names, Column("state, MB", _megabytes_text)]
     rows = [
         [config, *cost["params"].values(), *cost["macs"].values(), sum(cost["memory"].values())]
         for config, cost in costs.items()
@@ -97,10 +97,9 @@ def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
 
 
 def _module_table(config: str, cost: dict[str, Any]) -> Table:
-    columns = [config, *(Column(name, "{:,}".format) for name in ("parameters", "trainable"))]
     rows = [[module, *counts] for module, counts in cost["modules"].items()]
     parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
-    return Table(columns, rows, notes=[f"state: {', '.join(parts)}"])
+    return Table([config, "parameters", "trainable"], rows, notes=[f"state: {', '.join(parts)}"])
 
 
 def _megabytes_text(size: int) -> str:
