@@ -183,7 +183,10 @@ def settings(files: RunFiles) -> list[Any]:
     columns = ["key", "value", "default"]
     starts = [
         (
-            *(start["time"], start["step"], f"{start['devices']} × {start['device']}", start["processes"]),
+            start["time"],
+            start["step"],
+            f"{start['devices']} × {start['device']}",
+            start["processes"],
             ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
         )
         for start in read_starts(files.folder)
