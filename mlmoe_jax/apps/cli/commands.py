@@ -20,6 +20,7 @@ from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, wants_par
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import is_read_only
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.stages import STAGES
 from mlmoe_jax.runtime.table import Outcome
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.runs.folder import RunFolder
 
-KeyValues = list[tuple[str, str]]
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
 _RUN = tuple(set(STAGES) - {"pack", "prune", "encode"})  # the stages of a training, whose config later commands read

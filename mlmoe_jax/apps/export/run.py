@@ -40,6 +40,7 @@ from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST, Run
 from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
@@ -80,7 +81,7 @@ def export_run(
     folder: RunFolder,
     output: str,
     kind: str | None,
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: KeyValues = (),
     *,
     checkpoint: str = BEST,
     include_frozen: str = ALWAYS,
@@ -174,7 +175,7 @@ def _target(
     return target
 
 
-def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _settings(kind: str, target: ExportTarget, overrides: KeyValues) -> KeyValues:
     """Return (key, text) of the required keys, then `overrides`. UserError if one of these changes a required key."""
     needs = dict(target.needs)
     if not target.load:

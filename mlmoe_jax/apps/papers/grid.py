@@ -25,7 +25,7 @@ from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.keys import format_value
+from mlmoe_jax.runtime.keys import KeyValues, format_value
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import require_trainable, train
@@ -93,7 +93,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
     return points
 
 
-def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
+def method_points(references: Sequence[str], overrides: KeyValues) -> list[GridPoint]:
     """Return one grid point per reference, the name of a config with its arguments, with equal overrides."""
     points = []
     for reference in references:

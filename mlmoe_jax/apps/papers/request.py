@@ -22,6 +22,7 @@ from mlmoe_jax.apps.papers.paper import (
 )
 from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.keys import KeyValues
 
 WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
@@ -42,7 +43,7 @@ class Request:
     dataset: str
     seeds: Sequence[int]
     roots: Mapping[str, str]
-    overrides: Sequence[tuple[str, str]]
+    overrides: KeyValues
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class Request:
         recipes = [recipe for row in self.rows for recipe in (row.subtracted, row.recipe)]
         return list(dict.fromkeys(run for recipe in recipes for run in self.repeat(recipe)))
 
-    def run_overrides(self, run: Recipe) -> list[tuple[str, str]]:
+    def run_overrides(self, run: Recipe) -> KeyValues:
         """Return the config overrides of a run: from its row, `data.root` from `roots`, and from the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
@@ -78,7 +79,7 @@ def parse_request(
     dataset: str = "",
     root: str = "",
     seeds: Sequence[int] = (),
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: KeyValues = (),
 ) -> Request:
     """Parse the flags of `mlmoe reproduce`. UserError if a value is wrong, or the table sets the key of an override.
 

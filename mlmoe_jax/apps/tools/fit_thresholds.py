@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.shared_model import is_untrained, read_origin
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -29,7 +30,7 @@ _PER = {"class": "one per label", "category": "one per category", "global": "one
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
-def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
+def fit_run(folder: RunFolder, overrides: KeyValues = ()) -> Outcome:
     """Fit the thresholds of a run according to `config.thresholds`, and write them to thresholds.json.
 
     The thresholds are fitted to the calibrated scores, if the run has a calibration. `overrides` are pairs of key and
@@ -69,9 +70,7 @@ def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
         yield StoredRun(folder)
 
 
-def open_split_to_fit(
-    run: StoredRun, overrides: Sequence[tuple[str, str]], stage: str
-) -> tuple[ConfigDict, SplitScores]:
+def open_split_to_fit(run: StoredRun, overrides: KeyValues, stage: str) -> tuple[ConfigDict, SplitScores]:
     """Return the config of a run with `overrides`, pairs of key and text, and the stored scores of the split to fit on.
 
     `stage` is `fit` or `calibrate`. Raises UserError if the stage does not read a key in `overrides`. Also raises
@@ -80,7 +79,7 @@ def open_split_to_fit(
     config = run.config
     for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
         raise UserError(f"--config.{key} cannot be set here; only {', '.join(keys_read(stage))} can")
-    configuration.apply_overrides(config, list(overrides))
+    configuration.apply_overrides(config, overrides)
     configuration.validate(config)
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)
