@@ -52,24 +52,23 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         must be corrected) and `warnings` (sentences about possible errors).
     """
     splits = _open_splits(config)
-    inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
+    inspected = _inspect_splits(splits, sample, Decoding.from_config(config.data))
     problems = _damaged_files(config.data.root) if config.data.name == "packed" else []
-    for split, inspection in zip(splits, inspections, strict=True):
+    for split, inspection in inspected:
         problems += _bad_images(split, inspection.errors)
     problems += _training_problems(config, splits[0])
-    duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
+    duplicates = find_duplicates(splits, [inspection.images for _, inspection in inspected])
+    usages = list_usages(splits)
     return {
         "name": config.data.name,
         "root": find_root(config.data),
         "classes": list(splits[0].classes),
-        "splits": {
-            split.name: _describe(split, inspection) for split, inspection in zip(splits, inspections, strict=True)
-        },
+        "splits": {split.name: _describe(split, inspection) for split, inspection in inspected},
         "duplicates": [item.document() for item in duplicates],
-        "usage": [account.document() for account in join_usages(list_usages(splits))],
+        "usage": [account.document() for account in join_usages(usages)],
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
-            *unused_input(list_usages(splits)),
+            *unused_input(usages),
             *_unlisted_images(splits),
             *name_sequences(splits),
             *label_warnings(splits[0], splits[1:]),
@@ -119,13 +118,12 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     return splits
 
 
-def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[Inspection]:
-    sizes = [min(len(split), sample or len(split)) for split in splits]
-    rows = [np.linspace(0, len(split) - 1, size).astype(int) for split, size in zip(splits, sizes, strict=True)]
-    with contextlib.closing(Progress("check", sum(sizes), 1)) as progress:
+def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[tuple[Split, Inspection]]:
+    chosen = [np.linspace(0, len(split) - 1, min(len(split), sample or len(split))).astype(int) for split in splits]
+    with contextlib.closing(Progress("check", sum(map(len, chosen)), 1)) as progress:
         return [
-            inspect_images(split, chosen, progress.advance, decoding)
-            for split, chosen in zip(splits, rows, strict=True)
+            (split, inspect_images(split, rows, progress.advance, decoding))
+            for split, rows in zip(splits, chosen, strict=True)
         ]
 
 

@@ -6,13 +6,11 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.add_names import RunWithNames
-from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.by_names import NOTES, NamesOrigin
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import Parts, preprocess_for
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
@@ -44,7 +42,11 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     folder.require_creatable()
     preprocess, mesh = preprocess_for(config), setup_jax(config)
     if (space := origin.label_space) is not None:
-        _write_untrained(config, folder, space, preprocess, origin.parts(space))
+        parts = origin.parts(space)
+        with folder.writing_by_first():
+            if distributed.is_first():
+                write_adapter(folder, parts.learned, NOTES)
+                write_run_metadata(folder, config, space, preprocess, parts)
         return
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     space = label_space_for(config, split)
@@ -61,15 +63,6 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
-
-
-def _write_untrained(
-    config: ConfigDict, folder: RunFolder, space: LabelSpace, preprocess: Preprocess, parts: Parts
-) -> None:
-    with folder.writing_by_first():
-        if distributed.is_first():
-            write_adapter(folder, parts.learned, NOTES)
-            write_run_metadata(folder, config, space, preprocess, parts)
 
 
 def _find_origin(config: ConfigDict) -> Origin:

@@ -92,14 +92,12 @@ def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
         [config, *cost["params"].values(), *cost["macs"].values(), sum(cost["memory"].values())]
         for config, cost in costs.items()
     ]
-    modules = [_module_table(config, cost) for config, cost in costs.items()]
-    return Outcome([Table(columns, rows, notes=_NOTES), *modules], costs)
-
-
-def _module_table(config: str, cost: dict[str, Any]) -> Table:
-    rows = [[module, *counts] for module, counts in cost["modules"].items()]
-    parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
-    return Table([config, "parameters", "trainable"], rows, notes=[f"state: {', '.join(parts)}"])
+    tables = [Table(columns, rows, notes=_NOTES)]
+    for config, cost in costs.items():
+        modules = [[module, *counts] for module, counts in cost["modules"].items()]
+        parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
+        tables.append(Table([config, "parameters", "trainable"], modules, notes=[f"state: {', '.join(parts)}"]))
+    return Outcome(tables, costs)
 
 
 def _megabytes_text(size: int) -> str:
