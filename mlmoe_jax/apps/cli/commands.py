@@ -399,12 +399,13 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, (*FORMATS, *PART_FORMATS))
+    in_parts = wants_parts(flags.output, flags.format)
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-    if flags.per_video and (flags.select or flags.gates or wants_parts(flags.output, flags.format)):
+    if flags.per_video and (flags.select or flags.gates or in_parts):
         raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
-    if wants_parts(flags.output, flags.format):
+    if in_parts:
         return _predict_parts(flags, overrides)
     if flags.worker or flags.part_size:
         raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
@@ -464,8 +465,6 @@ def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
     """Return a function that opens the model of `mlmoe predict` with new names, and the default folder."""
     open_model, place = _find_model(flags, overrides)
-    if not (flags.rename or flags.leave_out):
-        return open_model, place
     return lambda: open_model().rename(flags.rename, flags.leave_out), place
 
 

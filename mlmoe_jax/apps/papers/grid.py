@@ -54,6 +54,7 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     with their arguments. Raises UserError if a flag is malformed, or a key is repeated.
     """
     axes: dict[str, tuple] = {}
+    trial = copy.deepcopy(config)
     for text in texts:
         key, _, listed = text.partition("=")
         key = key.strip().removeprefix("config.")
@@ -65,16 +66,12 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
         if key == METHOD:
             values = configuration.split_references(listed)
         else:
-            values = (_read_value(config, key, item.strip()) for item in re.split(_SEPARATOR, listed))
+            values = []
+            for item in re.split(_SEPARATOR, listed):
+                configuration.set_key(trial, key, item.strip(), role="--sweep key")
+                values.append(configuration.flatten(trial)[key])
         axes[key] = tuple(dict.fromkeys(values))
     return axes
-
-
-def _read_value(config: ConfigDict, key: str, text: str) -> Any:
-    """Return the value of a config key that is written as `text`, in the type of the key."""
-    trial = copy.deepcopy(config)
-    configuration.set_key(trial, key, text, role="--sweep key")
-    return configuration.flatten(trial)[key]
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:

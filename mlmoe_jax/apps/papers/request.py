@@ -101,13 +101,6 @@ def parse_request(
     return request
 
 
-def training_command(request: Request, run: Recipe, workdir: str) -> str:
-    """Return the shell command that trains one run in its folder below `workdir`, as `mlmoe reproduce` does."""
-    words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
-    words += [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
-    return f"mlmoe train {shlex.join(words)}"
-
-
 def commands_after(request: Request, workdir: str) -> list[str]:
     """Return the shell commands that make the images of a figure from the trained runs of the first seed.
 
@@ -129,7 +122,10 @@ def dry_run(request: Request, workdir: str) -> str:
     """Return the output of --dry-run: a shell script with one command per run, and comments."""
     runs, after = request.runs, commands_after(request, workdir)
     lines = [f"# {request.paper.name}, {request.table.title}", f"# number of runs: {len(runs)}"]
-    lines += [training_command(request, run, workdir) for run in runs]
+    for run in runs:
+        overrides = [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
+        words = ["mlmoe", "train", f"--config={run.reference}", f"--workdir={workdir}/{run.name}", *overrides]
+        lines.append(shlex.join(words))
     lines += [f"# not in this package: {row.label}" for row in request.rows if row.recipe is None]
     if after:
         lines += ["# afterwards", *after]

@@ -166,7 +166,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
     manifest = folder.read_json(MANIFEST, lambda content: {key: content[key] for key in ("settings", "splits")})
     stored, entries = manifest["settings"], manifest["splits"]
     others = [
-        f"{key}={stored.get(key)} instead of {settings[key]}" for key in settings if stored.get(key) != settings[key]
+        f"{key}={stored.get(key)} instead of {value}" for key, value in settings.items() if stored.get(key) != value
     ]
     for split in splits:
         if split.name in entries and entries[split.name]["first"] not in split.ids:

@@ -59,9 +59,6 @@ class StepProgram:
     batch_size: int
     extra_bytes: int
 
-    def lower(self) -> jax.stages.Lowered:
-        return self.step.lower(*self.arguments.values())
-
 
 class Programs:
     """The training and evaluation steps of a config on a mesh.
@@ -176,7 +173,7 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
         "batch_a_device": program.batch_size // devices,
         "held": program.extra_bytes,
     }
-    lowered, started = program.lower(), time.perf_counter()
+    lowered, started = program.step.lower(*program.arguments.values()), time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=QUICK if quick else None)
     except jax.errors.JaxRuntimeError as error:
