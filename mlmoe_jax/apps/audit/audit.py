@@ -6,8 +6,6 @@ the opposite of a given value (present or absent) by `label_quality.Limits`, but
 Shape letters: N images, K labels, S suggestions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Set

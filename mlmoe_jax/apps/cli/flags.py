@@ -1,7 +1,5 @@
 """The flags of the command line: their help, and how a command is parsed."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re

@@ -5,8 +5,6 @@ request, features and maps. Depending on the format, the tensors in the files ha
 paths), of the authors' code, or of PEFT.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mlmoe export`: a run in a format that other programs read."""
 
-from __future__ import annotations
-
 import inspect
 import runpy
 import shlex

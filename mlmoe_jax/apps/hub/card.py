@@ -3,8 +3,6 @@
 Names of labels and data sets are untrusted, so they are escaped.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

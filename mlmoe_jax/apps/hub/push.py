@@ -4,8 +4,6 @@ A shared model is a run folder with a model card, and with the values of the sel
 has no local paths, no images, and no scores of single images.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path

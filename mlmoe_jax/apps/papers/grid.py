@@ -5,8 +5,6 @@ run folder is locked during its training, and a locked run is skipped. Therefore
 of one grid, also on several machines that share a file system with locks. Object stores have no locks.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

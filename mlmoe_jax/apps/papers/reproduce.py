@@ -8,8 +8,6 @@ read. Several processes can train the runs of the folder at the same time, see `
 published numbers, the numbers of this package, and the differences. It is printed, and written as Markdown and as CSV.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

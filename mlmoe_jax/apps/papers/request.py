@@ -3,8 +3,6 @@
 Only the data files of the papers are read, so --dry-run answers at once.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

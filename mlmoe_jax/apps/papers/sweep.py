@@ -7,8 +7,6 @@ finished runs are read, and an unfinished run resumes from its checkpoint. --swe
 several configs.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Heat maps encode values as opacities of one color, so that small values recede on light and on dark backgrounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

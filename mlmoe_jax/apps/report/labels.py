@@ -1,7 +1,5 @@
 """The section about the labels: groups and co-occurrence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write one self-contained HTML file about a run. The file needs no network, no other file and no server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

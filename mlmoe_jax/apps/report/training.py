@@ -1,7 +1,5 @@
 """Sections about the training: summary, curves, cost, config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Label decoded images with a model that is compiled in advance for a few batch sizes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

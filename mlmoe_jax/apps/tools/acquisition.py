@@ -11,8 +11,6 @@ Shape letters: N images, K labels, D features, M labeled images, C chosen images
 * `both` is like `diverse`, with the squared distances multiplied by the uncertainty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The queries of RAM++ can also be replaced at prediction, because they are computed from vectors of names.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

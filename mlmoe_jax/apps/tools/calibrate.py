@@ -1,7 +1,5 @@
 """`mlmoe calibrate`: fit the calibration of a run to its stored scores, without running the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Check a data set (`mlmoe data`): report its content, and problems that would invalidate training or metrics."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Shape letters: N images, K labels, R resamples.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Decode the images of splits, and find images that are in a data set twice, or are nearly equal (`data.twins`)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`mlmoe thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping

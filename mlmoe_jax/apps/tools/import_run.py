@@ -1,7 +1,5 @@
 """`mlmoe import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names."""
 
-from __future__ import annotations
-
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration

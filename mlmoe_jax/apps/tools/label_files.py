@@ -1,7 +1,5 @@
 """Write the labels of a data set as files of a labeling tool (`mlmoe pack --format=…`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 

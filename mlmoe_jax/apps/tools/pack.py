@@ -7,8 +7,6 @@ and writes the shards again whose images have changed. The result is equal to th
 number of processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ for a TPU topology on any host. Without a topology, the steps are compiled for t
 device. A chip is one device, except on TPU v2, v3, v4 and 7x, where a chip is two devices.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -6,8 +6,6 @@ papers used: convolutions, linear layers, 4·tokens·D per LayerNorm and K·D fo
 block. D is the embedding dimension, and K the number of labels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
