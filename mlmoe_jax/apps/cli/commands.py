@@ -330,7 +330,7 @@ def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     stages=("calibrate",),
 )
 def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.calibrate import calibrate_run
+    from mlmoe_jax.apps.tools.fit_thresholds import calibrate_run
 
     return calibrate_run(_open_folder(flags.workdir), overrides)
 

@@ -233,7 +233,7 @@ def loader(target: ExportTarget) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ description
-def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, Any]:
+def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str]) -> dict[str, Any]:
     """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config.
 
     Raises UserError if the model lacks one of `outputs`.

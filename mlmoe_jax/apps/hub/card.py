@@ -39,7 +39,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 
 def write_card(
-    run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str = ""
+    run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str
 ) -> str:
     """Return the text of the model card of a run, which must have results.
 

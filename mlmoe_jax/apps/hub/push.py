@@ -67,7 +67,7 @@ def push(
     return Outcome([line], exit_code=OUTDATED if outdated else DONE)
 
 
-def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str = "") -> bool:
+def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> bool:
     """Write the files of a shared model to the existing folder `target`, with the card for `address`, see `push`.
 
     Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if

@@ -50,18 +50,18 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         must be corrected) and `warnings` (sentences about possible errors).
     """
     splits = _open_splits(config)
-    inspected = _inspect_splits(splits, sample, Decoding.from_config(config.data))
+    inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
     problems = _damaged_files(config.data.root) if config.data.name == "packed" else []
-    for split, inspection in inspected:
-        problems += _bad_images(split, inspection.errors)
+    for inspection in inspections:
+        problems += _bad_images(inspection)
     problems += _training_problems(config, splits[0])
-    duplicates = find_duplicates(splits, [inspection.images for _, inspection in inspected])
+    duplicates = find_duplicates(inspections)
     usages = list_usages(splits)
     return {
         "name": config.data.name,
         "root": find_root(config.data),
         "classes": list(splits[0].classes),
-        "splits": {split.name: _describe(split, inspection) for split, inspection in inspected},
+        "splits": {inspection.split.name: _describe(inspection) for inspection in inspections},
         "duplicates": [item.document() for item in duplicates],
         "usage": [account.document() for account in join_usages(usages)],
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
@@ -116,17 +116,16 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     return splits
 
 
-def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[tuple[Split, Inspection]]:
+def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[Inspection]:
     chosen = [np.linspace(0, len(split) - 1, min(len(split), sample or len(split))).astype(int) for split in splits]
     with contextlib.closing(Progress("check", sum(map(len, chosen)), 1)) as progress:
         return [
-            (split, inspect_images(split, rows, progress.advance, decoding))
-            for split, rows in zip(splits, chosen, strict=True)
+            inspect_images(split, rows, progress.advance, decoding) for split, rows in zip(splits, chosen, strict=True)
         ]
 
 
-def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
-    images, errors = inspection
+def _describe(inspection: Inspection) -> dict[str, Any]:
+    split, images, errors = inspection
     labels_per_image = split.labels.count(POSITIVE, axis=1)
     bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in errors.items()]
     missing = sum(item["missing"] for item in bad)
@@ -164,8 +163,9 @@ def _damaged_files(root: str) -> list[str]:
     return [sentence for sentence in packed.verify(root) if sentence]
 
 
-def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
+def _bad_images(inspection: Inspection) -> Iterator[str]:
     """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read."""
+    split, _, errors = inspection
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"

@@ -1,8 +1,12 @@
-"""`mlmoe thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
+"""Fit the thresholds or the calibration of a run to its stored scores, without running the model.
+
+These are the commands `mlmoe thresholds` and `mlmoe calibrate`.
+"""
 
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
@@ -52,6 +57,37 @@ def fit_run(folder: RunFolder, overrides: KeyValues = ()) -> Outcome:
     document = {**thresholds.source, "thresholds": thresholds.values}
     headings = (f"{config.eval.threshold:g}", "fitted")
     return Outcome([fit_table(thresholds.source, headings, fitted_lines(thresholds), document)])
+
+
+def calibrate_run(folder: RunFolder, overrides: KeyValues = ()) -> Outcome:
+    """Fit the calibration of a run according to `config.calibration`, and write it to thresholds.json.
+
+    Fitted thresholds are fitted again to the calibrated scores, on the same split and with the same goal. `overrides`
+    are pairs of key and text, for keys of the stage `calibrate`. The returned table has the calibration metrics before
+    and after.
+
+    Raises:
+      UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or
+        has too few images.
+    """
+    with changing_thresholds(folder) as run:
+        config, table = open_split_to_fit(run, overrides, "calibrate")
+        stored = run.thresholds or Thresholds.fixed(run.labels, config.eval.threshold)
+        calibrated = replace(stored, calibration=fit_calibration(table, run.labels, config))
+        if stored.source:
+            goal = {key: key.rpartition(".")[2] for key in keys_read("fit")}
+            config.update_from_flattened_dict(
+                {key: stored.source[name] for key, name in goal.items() if name in stored.source}
+            )
+            fitted_on = run.split(stored.source["split"])
+            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated, run.categories)
+            status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
+        write_thresholds(folder, calibrated)
+    status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")
+    fit = calibrated.calibration
+    images = quantity(fit["images"], "image")
+    note = f"{fit['method']}, on {images}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
+    return Outcome([fit_table(fit, ("raw", "corrected"), [note], fit)])
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def _parse_size(number: str, unit: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- compiling
-def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
+def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool) -> dict[str, Any]:
     """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
     `capacity` is the memory of a device in bytes; None if unknown. If `quick`, the options QUICK are used.
