@@ -22,7 +22,7 @@ from mlmoe_jax.config.defaults import default_config, flatten, use_adapter, why_
 from mlmoe_jax.config.table import ADAPTERS_SECTION, KEYS, SECTIONS, key_named
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.keys import Key, TextsKey, key_like, to_tuples
+from mlmoe_jax.runtime.keys import Key, KeyValues, TextsKey, key_like, to_tuples
 from mlmoe_jax.runtime.registry import nearest, suggestion
 from mlmoe_jax.runtime.text import printable
 
@@ -96,7 +96,7 @@ def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str
 
 
 def load_config(
-    reference: str, overrides: list[tuple[str, str]], *, run: Callable[[], ConfigDict | None] = lambda: None
+    reference: str, overrides: KeyValues, *, run: Callable[[], ConfigDict | None] = lambda: None
 ) -> ConfigDict:
     """Return the config of a config file, with overrides applied.
 
@@ -170,13 +170,13 @@ def find_config(location: str) -> Path:
     raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")
 
 
-def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
+def override_pairs(overrides: Overrides | None) -> KeyValues:
     """Return overrides as pairs (dotted key, text of the value); [] for None."""
     pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, repr(value) if isinstance(value, list | tuple) else str(value)) for key, value in pairs]
 
 
-def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
+def apply_overrides(config: ConfigDict, overrides: KeyValues) -> ConfigDict:
     """Set keys of a config, in place, from pairs (dotted key, text), as `set_key` does, and return the config.
 
     `data.fill` becomes the mean of the backbone, unless it is set.

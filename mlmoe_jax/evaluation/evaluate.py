@@ -72,7 +72,7 @@ def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *
     explanations are written too. `overrides` and `which` are arguments of `restore.open_run`. Raises UserError if the
     run cannot be restored, or the data has other classes than the run.
     """
-    return evaluate_opened(folder, open_run(folder, list(overrides), which=which, own=True))
+    return evaluate_opened(folder, open_run(folder, overrides, which=which, own=True))
 
 
 def evaluate_opened(folder: RunFolder, run: Run) -> Results:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -80,36 +80,22 @@ def make_eval_step(
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
     *,
-    gates: bool = False,
+    returns: Collection[str] = (),
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the jitted step for evaluation and prediction, step(values, frozen, batch).
 
     `values` are the trainable parameters and the batch statistics, `frozen` are the frozen parameters, and `batch` is a
     batch of `data.pipeline`. `label_axes` are the axes of the values that are sharded by label. The step returns a
-    dictionary with `logits` f32[B,K], with `id` and `mask` of the batch, and, with `gates`, the gates {name: f32[B or
-    1,K,E]} of Prediction. Every process receives the results of the global batch.
+    dictionary with `logits` f32[B,K], with `id` and `mask` of the batch, and with the fields `returns` of Prediction,
+    such as the gates {name: f32[B or 1,K,E]}. Features and maps need a batch of images. Every process receives the
+    results of the global batch.
     """
+    explains = not {"gates"}.issuperset(returns)
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        prediction, _ = apply_model(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
-        outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
-        return {**outputs, "gates": prediction.gates} if gates else outputs
-
-    return jit_step(step, mesh)
-
-
-def make_embedding_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
-) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
-    """Return a jitted step like the step of `make_eval_step`, for a batch of images.
-
-    Its results also have `features` f32[B,D], see `Features.pooled`, and no gates.
-    """
-
-    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         values = {**values, **frozen}
-        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
-        outputs = {"logits": prediction.logits, "features": prediction.features}
+        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=explains)
+        outputs = {name: getattr(prediction, name) for name in ("logits", *returns)}
         return {**outputs, "id": batch["id"], "mask": batch["mask"]}
 
     return jit_step(step, mesh)

@@ -117,7 +117,7 @@ def parameter_table(trainable: Params, frozen: Params) -> Table:
     rows = module_rows(trainable, frozen)
     total = sum(count for count, _ in rows.values())
     learned = sum(count for _, count in rows.values())
-    columns = ["module", Column("parameters", "{:,}".format, width=13), Column("trainable", "{:,}".format, width=13)]
+    columns = ["module", Column("parameters", width=13), Column("trainable", width=13)]
     note = f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)"
     return Table(columns, [[name, *counts] for name, counts in rows.items()], notes=[note])
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
 from mlmoe_jax.config.table import entry_named
+from mlmoe_jax.runtime.keys import KeyValues
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
@@ -17,7 +18,7 @@ _LONGEST = 100  # file systems allow 255; the folders of a sweep append to it
 
 def default_folder(
     reference: str,
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: KeyValues = (),
     *,
     mode: str = "train",
     sweep: Sequence[str] = (),
@@ -44,7 +45,7 @@ def default_folder(
     return f"{RUNS}/{folder_name(parts, config=_config_name(config))}"
 
 
-def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:
+def folder_name(settings: KeyValues, *, config: str = "") -> str:
     """Return a folder name for pairs (key, value), `config,key=value,…`; an empty `config` is left out.
 
     A name that is too long is shortened, and unsafe characters are replaced. In both cases a digest of the settings is

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -52,6 +52,7 @@ from mlmoe_jax.runs.folder import (
 )
 from mlmoe_jax.runs.shared_model import learned_rules, require_usual_size, restore_adapter
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, remove_padding, shard_tree, unpad
@@ -199,9 +200,7 @@ def _with_absolute_root(config: ConfigDict) -> ConfigDict:
     return stored
 
 
-def open_run(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST, own: bool = False
-) -> Run:
+def open_run(folder: RunFolder, overrides: KeyValues = (), *, which: str = BEST, own: bool = False) -> Run:
     """Restore a trained model from a run folder, with matmuls in `eval.dtype`.
 
     Published backbone weights are read from their own file. If the newest checkpoint is damaged, the preceding
@@ -247,9 +246,7 @@ def open_run(
     )
 
 
-def read_run(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, own: bool = False
-) -> tuple[ConfigDict, LabelSpace]:
+def read_run(folder: RunFolder, overrides: KeyValues = (), *, own: bool = False) -> tuple[ConfigDict, LabelSpace]:
     """Return the config, with overrides as in `open_run`, and the label space of a run.
 
     The config of a shared model may be hostile. Unless it is the user's `own`, it decides only the model and its
@@ -265,7 +262,7 @@ def read_run(
             require_usual_size(config)
         config.trainable = learned_rules(folder)
     configuration.require_changeable([key for key, _ in overrides])
-    configuration.apply_overrides(config, list(overrides))
+    configuration.apply_overrides(config, overrides)
     configuration.validate(config)
     space = read_label_space(folder)
     groups = max(1, config.model.prompts.num_groups)

@@ -11,7 +11,7 @@ import abc
 import ast
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from mlmoe_jax.runtime.registry import Registry, nearest
 from mlmoe_jax.runtime.stages import STAGES
 
+KeyValues = Sequence[tuple[str, str]]  # pairs of a dotted key and the text of its value
 # What happens if a key has changed when a run resumes.
 ON_RESUME = {
     "fixed": "the run does not resume, since its results would differ",

@@ -10,6 +10,7 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from mlmoe_jax.runtime.formats import dump_json, row_writer
@@ -17,18 +18,23 @@ from mlmoe_jax.runtime.formats import dump_json, row_writer
 NOTE_WIDTH = 120  # letters in a line of the notes below a table
 
 
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, Integral) else str(value)
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
 
     Attributes:
-      show: function that returns the displayed text of a value. It is not applied to strings.
+      show: function that returns the displayed text of a value. It is not applied to strings. By default, integers are
+        shown with thousands separators.
       align: "<" for left-aligned, ">" for right-aligned.
       width: the minimum width in the text of a table, in characters.
     """
 
     name: str
-    show: Callable[[Any], str] = str
+    show: Callable[[Any], str] = _plain
     align: str = ">"
     width: int = 0
 

@@ -6,8 +6,6 @@ the opposite of a given value (present or absent) by `label_quality.Limits`, but
 Shape letters: N images, K labels, S suggestions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Set
@@ -184,8 +182,8 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
 def _find_similar(split: Split, config: ConfigDict) -> list[tuple[int, int]]:
     """Return the sorted pairs of rows whose images are duplicates or have a similar appearance."""
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress:
-        images, _ = inspect_images(split, np.arange(len(split)), progress.advance, Decoding.from_config(config.data))
-    return sorted({tuple(sorted(pair)) for item in find_duplicates([split], [images]) for pair in item.pairs})
+        inspection = inspect_images(split, np.arange(len(split)), progress.advance, Decoding.from_config(config.data))
+    return sorted({tuple(sorted(pair)) for item in find_duplicates([inspection]) for pair in item.pairs})
 
 
 def _find_together(split: Split) -> list[Pair]:

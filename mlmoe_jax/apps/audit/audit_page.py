@@ -1,7 +1,5 @@
 """The page of an audit: suggested corrections with images, similar images, and labels that are always together."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 

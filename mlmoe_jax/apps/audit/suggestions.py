@@ -1,7 +1,5 @@
 """`mlmoe data --audit`: write the suggested corrections of labels as a page with images and as a CSV."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -20,6 +20,7 @@ from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, PartOptio
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import is_read_only
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.stages import STAGES
 from mlmoe_jax.runtime.table import Outcome
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.runs.folder import RunFolder
 
-KeyValues = list[tuple[str, str]]
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
 _RUN = tuple(set(STAGES) - {"pack", "prune", "encode"})  # the stages of a training, whose config later commands read
@@ -330,7 +330,7 @@ def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     stages=("calibrate",),
 )
 def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.calibrate import calibrate_run
+    from mlmoe_jax.apps.tools.fit_thresholds import calibrate_run
 
     return calibrate_run(_open_folder(flags.workdir), overrides)
 
@@ -399,12 +399,13 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, (*FORMATS, *PART_FORMATS))
+    in_parts = wants_parts(flags.output, flags.format)
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-    if flags.per_video and (flags.select or flags.gates or wants_parts(flags.output, flags.format)):
+    if flags.per_video and (flags.select or flags.gates or in_parts):
         raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
-    if wants_parts(flags.output, flags.format):
+    if in_parts:
         return _predict_parts(flags, overrides)
     if flags.worker or flags.part_size:
         raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
@@ -467,8 +468,6 @@ def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
 def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
     """Return a function that opens the model of `mlmoe predict` with new names, and the default folder."""
     open_model, place = _find_model(flags, overrides)
-    if not (flags.rename or flags.leave_out):
-        return open_model, place
     return lambda: open_model().rename(flags.rename, flags.leave_out), place
 
 

@@ -1,7 +1,5 @@
 """The flags of the command line: their help, and how a command is parsed."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re
@@ -9,9 +7,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NoReturn
 
-from mlmoe_jax.apps.cli.commands import COMMANDS, KeyValues
+from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.export.targets import TEMPLATES
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.registry import nearest
 from mlmoe_jax.runtime.version import __version__
 
@@ -207,14 +206,14 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
       SystemExit: the arguments ask for the help or the version, which was printed.
     """
     words = _put_mode_first(arguments)
-    plain, overrides = words, []
+    plain, overrides = words, ()
     if words[0] not in COMMANDS or COMMANDS[words[0]].stages:
         plain, overrides = _split_overrides(words)
     _require_once(words)
     _require_known(plain)
     flags = _parser().parse_args(plain)
     if source := vars(flags).get("init_from"):
-        overrides.append(("init_from", source))
+        overrides = [*overrides, ("init_from", source)]
     return flags, overrides
 
 

@@ -5,8 +5,6 @@ processes. Some libraries raise an error and also print it as a traceback or war
 the error is reported in one sentence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

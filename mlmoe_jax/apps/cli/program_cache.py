@@ -5,8 +5,6 @@ program, the versions of JAX and XLA, the options of the compiler, and the devic
 Several processes may use the cache at once.
 """
 
-from pathlib import Path
-
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import GIB, cache_folder
 from mlmoe_jax.runtime.progress import status
@@ -28,7 +26,7 @@ def cache_programs() -> None:
     together = distributed.process()[1] > 1 and jax.default_backend() == "gpu"
     if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir or together:
         return
-    folder = programs_folder()
+    folder = cache_folder() / "programs"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write to it can run code in this process
     except OSError as error:
@@ -38,8 +36,3 @@ def cache_programs() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     compilation_cache.reset_cache()  # JAX decides at its first program whether it has a cache
-
-
-def programs_folder() -> Path:
-    """Return the folder of JAX's compilation cache."""
-    return cache_folder() / "programs"

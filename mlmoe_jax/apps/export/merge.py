@@ -1,7 +1,5 @@
 """Merge the adapters of a run into the weights of its backbone."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

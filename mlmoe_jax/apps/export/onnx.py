@@ -1,7 +1,5 @@
 """Convert a run to ONNX."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import warnings

@@ -5,8 +5,6 @@ request, features and maps. Depending on the format, the tensors in the files ha
 paths), of the authors' code, or of PEFT.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +15,9 @@ import numpy as np
 from jax import export
 from safetensors.numpy import save_file
 
-from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, FEATURES, MAP, PROBABILITY, Export, ExportTarget
+from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, MAP, PROBABILITY, Export, ExportTarget
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import make_explain_step
 from mlmoe_jax.models.apply import apply_model, make_eval_step
-from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.pretrained.peft import write_peft
@@ -48,17 +44,16 @@ def program_of(run: Run, outputs: Sequence[str] = (PROBABILITY,)) -> Callable[[P
     def label(weights: Params, image: jax.Array) -> dict[str, jax.Array]:
         batch = {"image": image}
         prediction, _ = apply_model(run.definition, weights, batch, run.preprocess, None, return_attention=explained)
-        return _select(run, prediction, outputs)
+        return _select(run, vars(prediction), outputs)
 
     return label
 
 
-def _select(run: Run, prediction: Prediction, outputs: Sequence[str]) -> dict[str, Any]:
-    """Return the outputs f32[B,…] of a prediction by name."""
-    if MAP in outputs and prediction.map is None:
+def _select(run: Run, prediction: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Return the outputs f32[B,…] by name, of the fields of a prediction."""
+    if MAP in outputs and prediction[MAP] is None:
         raise UserError(f"the head {run.config.model.head.kind} has no map of the labels; leave map out of --outputs")
-    values = {FEATURES: prediction.features, MAP: prediction.map}
-    values[PROBABILITY] = run.scores(prediction.logits.astype(np.float32))
+    values = {**prediction, PROBABILITY: run.scores(prediction["logits"].astype(np.float32))}
     return {name: values[name].astype(np.float32) for name in outputs}
 
 
@@ -71,15 +66,14 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
 
 def outputs_of(run: Run, pixels: np.ndarray, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, np.ndarray]:
     """Return what a run computes for images u8[N,H,W,3] of its image size, {output: f32[N,…]}; see `program_of`."""
-    make = make_eval_step if set(outputs) == {PROBABILITY} else make_explain_step
-    step = make(run.definition, run.preprocess, run.mesh, run.label_axes)
+    fields = {*outputs} - {PROBABILITY}
+    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, returns=fields)
     devices, found = run.mesh.size, list[dict[str, np.ndarray]]()
     size = devices * min(8, math.ceil(len(pixels) / devices))
     for first in range(0, len(pixels), size):
         rows = np.arange(first, first + size, dtype=np.int32) % len(pixels)  # the first images fill the last batch
         batch = {"image": pixels[rows], "id": rows, "mask": np.ones(size, np.float32)}
-        result = jax.device_get(step(run.values, run.frozen, batch))
-        found.append(_select(run, result.get("prediction") or Prediction(result["logits"]), outputs))
+        found.append(_select(run, jax.device_get(step(run.values, run.frozen, batch)), outputs))
     return {name: np.concatenate([part[name] for part in found])[: len(pixels)] for name in outputs}
 
 

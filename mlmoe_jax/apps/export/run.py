@@ -1,7 +1,5 @@
 """`mlmoe export`: a run in a format that other programs read."""
 
-from __future__ import annotations
-
 import inspect
 import runpy
 import shlex
@@ -40,6 +38,7 @@ from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST, Run
 from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
@@ -80,7 +79,7 @@ def export_run(
     folder: RunFolder,
     output: str,
     kind: str | None,
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: KeyValues = (),
     *,
     checkpoint: str = BEST,
     include_frozen: str = ALWAYS,
@@ -120,7 +119,8 @@ def export_run(
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:
-        predictor = _merge_adapters(predictor)
+        thresholds = predictor.by_name(predictor.thresholds)
+        predictor = Predictor(merge_run(predictor.run), thresholds, predictor.source)
     description = describe_model(predictor, kind, names)
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
     export = Export(predictor.run, path, description, include_frozen, sample, names)
@@ -131,12 +131,6 @@ def export_run(
     trained = export.description["trained"]
     line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
     return Outcome([line], exit_code=OUTDATED if export.run.outdated else DONE)
-
-
-def _merge_adapters(predictor: Predictor) -> Predictor:
-    """Return a predictor whose adapters are merged into the weights of the backbone."""
-    thresholds = dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True))
-    return Predictor(merge_run(predictor.run), thresholds, predictor.source)
 
 
 def _split_outputs(outputs: str) -> list[str]:
@@ -174,7 +168,7 @@ def _target(
     return target
 
 
-def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _settings(kind: str, target: ExportTarget, overrides: KeyValues) -> KeyValues:
     """Return (key, text) of the required keys, then `overrides`. UserError if one of these changes a required key."""
     needs = dict(target.needs)
     if not target.load:
@@ -239,7 +233,7 @@ def loader(target: ExportTarget) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ description
-def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, Any]:
+def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str]) -> dict[str, Any]:
     """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config.
 
     Raises UserError if the model lacks one of `outputs`.

@@ -1,7 +1,5 @@
 """Files that make an exported folder an MLflow model or a Hugging Face Space. They use its load.py, not mlmoe_jax."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Names of labels and data sets are untrusted, so they are escaped.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -42,7 +40,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 
 def write_card(
-    run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str = ""
+    run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str
 ) -> str:
     """Return the text of the model card of a run, which must have results.
 

@@ -4,8 +4,6 @@ A shared model is a run folder with a model card, and with the values of the sel
 has no local paths, no images, and no scores of single images.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +67,7 @@ def push(
     return Outcome([line], exit_code=OUTDATED if outdated else DONE)
 
 
-def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str = "") -> bool:
+def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> bool:
     """Write the files of a shared model to the existing folder `target`, with the card for `address`, see `push`.
 
     Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if

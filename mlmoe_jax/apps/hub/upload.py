@@ -1,7 +1,5 @@
 """Upload a model to the Hugging Face hub."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

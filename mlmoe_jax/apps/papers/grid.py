@@ -5,8 +5,6 @@ run folder is locked during its training, and a locked run is skipped. Therefore
 of one grid, also on several machines that share a file system with locks. Object stores have no locks.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re
@@ -25,7 +23,7 @@ from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.keys import format_value
+from mlmoe_jax.runtime.keys import KeyValues, format_value
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import require_trainable, train
@@ -54,6 +52,7 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     with their arguments. Raises UserError if a flag is malformed, or a key is repeated.
     """
     axes: dict[str, tuple] = {}
+    trial = copy.deepcopy(config)
     for text in texts:
         key, _, listed = text.partition("=")
         key = key.strip().removeprefix("config.")
@@ -65,16 +64,12 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
         if key == METHOD:
             values = configuration.split_references(listed)
         else:
-            values = (_read_value(config, key, item.strip()) for item in re.split(_SEPARATOR, listed))
+            values = []
+            for item in re.split(_SEPARATOR, listed):
+                configuration.set_key(trial, key, item.strip(), role="--sweep key")
+                values.append(configuration.flatten(trial)[key])
         axes[key] = tuple(dict.fromkeys(values))
     return axes
-
-
-def _read_value(config: ConfigDict, key: str, text: str) -> Any:
-    """Return the value of a config key that is written as `text`, in the type of the key."""
-    trial = copy.deepcopy(config)
-    configuration.set_key(trial, key, text, role="--sweep key")
-    return configuration.flatten(trial)[key]
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
@@ -93,7 +88,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
     return points
 
 
-def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
+def method_points(references: Sequence[str], overrides: KeyValues) -> list[GridPoint]:
     """Return one grid point per reference, the name of a config with its arguments, with equal overrides."""
     points = []
     for reference in references:

@@ -8,8 +8,6 @@ read. Several processes can train the runs of the folder at the same time, see `
 published numbers, the numbers of this package, and the differences. It is printed, and written as Markdown and as CSV.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -106,13 +104,10 @@ class Measurements:
                 {column: one[column] - other[column] for column in one.keys() & other.keys()}
                 for one, other in zip(measured, others, strict=True)
             ]
-        ours, spread = {}, {}
-        for column in row.numbers:
-            values = [one[column] for one in measured if column in one]
-            if values:
-                ours[column] = float(np.mean(values))
-            if len(values) > 1 and column not in COSTS:
-                spread[column] = sample_deviation(values)
+        values = {column: [one[column] for one in measured if column in one] for column in row.numbers}
+        ours = {column: float(np.mean(found)) for column, found in values.items() if found}
+        repeated = (column for column in ours.keys() - COSTS.keys() if len(values[column]) > 1)
+        spread = {column: sample_deviation(values[column]) for column in repeated}
         finished = sum(map(self._is_finished, runs))
         state = "" if finished and ours.keys() == row.numbers.keys() else MISSING
         return RowNumbers(row, ours, spread, state, finished)
@@ -184,12 +179,8 @@ def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
             rows.append(["", "difference", *differences, ""])
     texts = Column("", align="<")
     heading = [texts, texts, *map(Column, columns), Column("caveats", align="<")]
-    return Table(heading, rows, _heading(request), _notes(request, measured))
-
-
-def _heading(request: Request) -> str:
     on = f", on {request.dataset} instead of the published data" if request.dataset else ""
-    return f"{request.paper.name}, {request.table.title}{on}"
+    return Table(heading, rows, f"{request.paper.name}, {request.table.title}{on}", _notes(request, measured))
 
 
 def _own_number(measured: RowNumbers, column: str) -> str:

@@ -3,8 +3,6 @@
 Only the data files of the papers are read, so --dry-run answers at once.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from mlmoe_jax.apps.papers.paper import (
 )
 from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.keys import KeyValues
 
 WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
@@ -42,7 +41,7 @@ class Request:
     dataset: str
     seeds: Sequence[int]
     roots: Mapping[str, str]
-    overrides: Sequence[tuple[str, str]]
+    overrides: KeyValues
 
     @property
     def name(self) -> str:
@@ -61,7 +60,7 @@ class Request:
         recipes = [recipe for row in self.rows for recipe in (row.subtracted, row.recipe)]
         return list(dict.fromkeys(run for recipe in recipes for run in self.repeat(recipe)))
 
-    def run_overrides(self, run: Recipe) -> list[tuple[str, str]]:
+    def run_overrides(self, run: Recipe) -> KeyValues:
         """Return the config overrides of a run: from its row, `data.root` from `roots`, and from the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
@@ -78,7 +77,7 @@ def parse_request(
     dataset: str = "",
     root: str = "",
     seeds: Sequence[int] = (),
-    overrides: Sequence[tuple[str, str]] = (),
+    overrides: KeyValues = (),
 ) -> Request:
     """Parse the flags of `mlmoe reproduce`. UserError if a value is wrong, or the table sets the key of an override.
 
@@ -98,13 +97,6 @@ def parse_request(
     if both := varied & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by {table} itself; leave --config.{min(both)} out")
     return request
-
-
-def training_command(request: Request, run: Recipe, workdir: str) -> str:
-    """Return the shell command that trains one run in its folder below `workdir`, as `mlmoe reproduce` does."""
-    words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
-    words += [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
-    return f"mlmoe train {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
@@ -128,7 +120,10 @@ def dry_run(request: Request, workdir: str) -> str:
     """Return the output of --dry-run: a shell script with one command per run, and comments."""
     runs, after = request.runs, commands_after(request, workdir)
     lines = [f"# {request.paper.name}, {request.table.title}", f"# number of runs: {len(runs)}"]
-    lines += [training_command(request, run, workdir) for run in runs]
+    for run in runs:
+        overrides = [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
+        words = ["mlmoe", "train", f"--config={run.reference}", f"--workdir={workdir}/{run.name}", *overrides]
+        lines.append(shlex.join(words))
     lines += [f"# not in this package: {row.label}" for row in request.rows if row.recipe is None]
     if after:
         lines += ["# afterwards", *after]

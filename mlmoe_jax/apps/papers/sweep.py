@@ -7,8 +7,6 @@ finished runs are read, and an unfinished run resumes from its checkpoint. --swe
 several configs.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence
@@ -37,7 +35,12 @@ def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
     runs = plan_runs(points, folder)
     exit_code = train_missing(runs, folder, lambda: write_sweep(folder, runs))
     parts: list[Table | str] = [runs_table(runs)]
-    document: dict[str, Any] = {"runs": list_runs(runs)}
+    # null = unfinished, or no error
+    listed = [
+        {"run": run.name, "config": run.values, "results": run.results or None, "error": run.error or None}
+        for run in runs
+    ]
+    document: dict[str, Any] = {"runs": listed}
     if SEED_KEY in runs[0].values:
         document["over_seeds"] = average_seeds(runs)
         parts.append(seeds_table(runs))
@@ -58,19 +61,6 @@ def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     x_key = next((key for key in runs[0].values if key != SEED_KEY), SEED_KEY)
     if points := plot_points(runs, x_key):
         folder.write_bytes(PLOT, draw_plot(points, x_key))
-
-
-def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return a dict per run for --json: run, config, results (fractions; None = unfinished), error (None = none)."""
-    return [
-        {
-            "run": run.name,
-            "config": run.values,
-            "results": run.results or None,
-            "error": run.error or None,
-        }
-        for run in runs
-    ]
 
 
 def average_seeds(runs: Sequence[GridRun]) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 Heat maps encode values as opacities of one color, so that small values recede on light and on dark backgrounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,20 +13,20 @@ BAR, LABEL_WIDTH = 15, 150  # pixels: height of a bar including its gap, maximum
 _ACCENT, _AGAINST, _INK = "var(--accent)", "var(--against)", "var(--ink)"
 NUMBER = ",.4~g"
 Rows = Sequence[Mapping[str, Any]]
+Spec = dict[str, Any]
 
 
-def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
+def _spec(chart: alt.TopLevelMixin, height: int | alt.Step, width: str | alt.Step = "container", **data: Rows) -> Spec:
     """Return the Vega-Lite specification of a chart as a dict, including its data sets.
 
-    The chart refers to data sets by name, and `data` maps these names to rows. The rows are not given to Altair, which
-    would spend much time on validating each row.
+    A width of "container" is that of the page. The chart refers to data sets by name, and `data` maps these names to
+    rows. The rows are not given to Altair, which would spend much time on validating each row.
     """
-    spec = chart.to_dict()
+    spec = chart.properties(height=height, width=width).to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
-    if spec["width"] == "container":
+    if width == "container":
         spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    for name in ("$schema", "config"):  # the page sets both
-        spec.pop(name, None)
+    del spec["$schema"], spec["config"]  # the page sets both
     return spec
 
 
@@ -37,7 +35,7 @@ def _chart(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
+def line_chart(rows: Rows, number_format: str) -> Spec:
     """Return a line chart over the training step, with one line per series.
 
     The rows have the keys step, value and series (the name of the line). `number_format` is in D3's notation.
@@ -52,17 +50,16 @@ def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
         tooltip=["series:N", alt.Tooltip("step:Q", format=","), alt.Tooltip("value:Q", format=number_format)],
         color=alt.Color("series:N", sort=series, legend=alt.Legend(title=None) if len(series) > 1 else None),
     )
-    return _spec(chart.properties(width="container", height=190), rows=rows)
+    return _spec(chart, 190, rows=rows)
 
 
-def difference_bars(rows: Rows) -> dict[str, Any]:
+def difference_bars(rows: Rows) -> Spec:
     """Return a chart with one horizontal bar per label for a difference, and a line for its interval.
 
     The rows are the bars from top to bottom, with label, difference, low and high (the ends of the interval), as
     fractions. The color of a bar shows the sign of the difference. A bar is pale if the interval contains 0.
     """
-    values = (alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("difference", "low", "high"))
-    tooltip = ["label:N", *values]
+    tooltip = ["label:N", *(alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("difference", "low", "high"))]
     label = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
     bars = _chart("rows").mark_bar(height={"band": 0.72})
     bars = bars.encode(
@@ -75,11 +72,10 @@ def difference_bars(rows: Rows) -> dict[str, Any]:
     intervals = _chart("rows").mark_rule(color=_INK, strokeWidth=1.3)
     intervals = intervals.encode(x="low:Q", x2="high:Q", y=label, tooltip=tooltip)
     zero = _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0))
-    chart = alt.layer(bars, intervals, zero)
-    return _spec(chart.properties(width="container", height=BAR * len(rows)), rows=rows, zero=[{}])
+    return _spec(alt.layer(bars, intervals, zero), BAR * len(rows), rows=rows, zero=[{}])
 
 
-def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
+def heat_map(rows: Rows, names: Sequence[str]) -> Spec:
     """Return a square heat map, with `names` as rows and columns, in order.
 
     The cells have the keys a (name of the row), b (name of the column), value (in [0, 1]) and text (the tooltip).
@@ -95,10 +91,10 @@ def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
         opacity=alt.Opacity("value:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 1], clamp=True), legend=None),
         tooltip=[alt.Tooltip("text:N", title="")],
     )
-    return _spec(chart.properties(width=alt.Step(size), height=alt.Step(size)), rows=rows)
+    return _spec(chart, alt.Step(size), alt.Step(size), rows=rows)
 
 
-def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> dict[str, Any]:
+def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> Spec:
     """Return a chart of one curve, with both axes from 0 to 1, and, if `diagonal`, the diagonal.
 
     `points` is f64[T,3]: x, y and a value that only the tooltip shows. `names` are the titles of these three values.
@@ -113,7 +109,7 @@ def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: boo
     )
     rows = [dict(zip(names, point, strict=True)) for point in points.round(5).tolist()]
     ends = [{x: end, y: end} for end in (0, 1)] if diagonal else []
-    return _spec(chart.properties(width="container", height=260), rows=rows, diagonal=ends)
+    return _spec(chart, 260, rows=rows, diagonal=ends)
 
 
 def _unit_square(data: str, x: str, y: str) -> alt.Chart:

@@ -3,8 +3,6 @@
 All text is plain and untrusted (label names, ids, paths); only the template and the scripts create markup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The section about the labels: groups and co-occurrence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -49,17 +47,10 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> PageTable:
     return PageTable("group-table", columns, rows)
 
 
-def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
-    """Return p(b|a), f64[n,n]: the share of training images with label a (row) that also have label b (column).
-
-    `labels` are indices i64[n]. The value is 0 if a equals b, or if no image has label a.
-    """
-    return conditional_probabilities(space.together[labels][:, labels].toarray(), space.positives[labels])
-
-
 def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, labels: np.ndarray) -> Chart:
     labels = labels[np.argsort(group[labels], kind="stable")]
-    names, conditional = [space.names[k] for k in labels], conditional_probability(space, labels)
+    names, together = [space.names[k] for k in labels], space.together[labels][:, labels]
+    conditional = conditional_probabilities(together.toarray(), space.positives[labels])
     rows = [
         {
             "a": names[a],

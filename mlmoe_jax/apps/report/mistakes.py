@@ -1,7 +1,5 @@
 """Sections about mistakes: images with their present and predicted labels, and the most confident mistakes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write one self-contained HTML file about a run. The file needs no network, no other file and no server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -38,13 +36,13 @@ class Need:
     Attributes:
       data: an attribute of `RunFiles`, which may be dotted. The data is missing if its value is None or empty.
       missing: the sentence on the page if the data is missing.
-      command: the mode and the flags of the command that creates the data; () if there is no such command.
+      command: the mode and the flags of the command that creates the data; "" if there is no such command.
       file: the name of the file with the data, for errors.
     """
 
     data: str
     missing: str
-    command: tuple[str, ...] = ()
+    command: str = ""
     file: str = names.RESULTS
 
 
@@ -63,20 +61,20 @@ class SectionKind:
         with damage_explained(f"one of {', '.join(used)} in {files.folder}" if used[1:] else files.folder / used[0]):
             for need in self.needs:
                 if not attrgetter(need.data)(files):
-                    command = files.command(*need.command) if need.command else ""
+                    command = files.command(*need.command.split()) if need.command else ""
                     return Section(self.name, self.title, missing=need.missing, command=command)
             return Section(self.name, self.title, self.parts(files))
 
 
-_EVAL = ("eval",)
-_SCORES = Need("raw", "Scores are written when training ends, or by an evaluation:", _EVAL, names.SCORES)
-_RESULTS = Need("results", "results.json is written when training ends, or by an evaluation:", _EVAL)
-_LABELS = Need("per_class", "per_class.csv is written when training ends, or by an evaluation:", _EVAL, names.PER_CLASS)
-_FITTED = ("thresholds",)
+_SCORES = Need("raw", "Scores are written when training ends, or by an evaluation:", "eval", names.SCORES)
+_RESULTS = Need("results", "results.json is written when training ends, or by an evaluation:", "eval")
+_LABELS = Need(
+    "per_class", "per_class.csv is written when training ends, or by an evaluation:", "eval", names.PER_CLASS
+)
 _THRESHOLDS = Need(
     "thresholds",
     "thresholds.json is written when training starts, or fitted to the scores of a split:",
-    _FITTED,
+    "thresholds",
     names.THRESHOLDS,
 )
 _ROWS = Need(
@@ -87,13 +85,13 @@ _ROWS = Need(
 _OTHER = Need(
     "other",
     "This page is about one run. To compare it with another run, put its folder in place of OTHER:",
-    ("report", "--against=OTHER"),
+    "report --against=OTHER",
 )
 _SPACE = Need("label_space", "label_space.npz is written when training starts.", file=names.LABEL_SPACE)
 _SAMPLES = Need(
     "samples",
     "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:",
-    ("eval", "--config.report.samples=16"),
+    "eval --config.report.samples=16",
     names.SAMPLE_INDEX,
 )
 _GATES = Need("samples.gates", "This model has no gates over experts.", file=names.SAMPLE_ARRAYS)
@@ -101,7 +99,7 @@ _ATTENTION = Need("samples.attention", "The head of this model has no attention 
 _COST = Need(
     "cost",
     "Parameters and multiply-adds are not counted yet; this counts them:",
-    ("report", "--cost"),
+    "report --cost",
     COST,
 )
 SECTIONS = (

@@ -3,8 +3,6 @@
 Shape letters: N images, K labels.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

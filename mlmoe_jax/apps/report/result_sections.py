@@ -1,7 +1,5 @@
 """Sections about the results: metrics per split and per label, differences from another run, scores, thresholds."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (prompts or labels), N patch tokens.
 """
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

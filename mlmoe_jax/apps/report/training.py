@@ -1,7 +1,5 @@
 """Sections about the training: summary, curves, cost, config."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -184,7 +182,10 @@ def settings(files: RunFiles) -> list[Any]:
     columns = ["key", "value", "default"]
     starts = [
         (
-            *(start["time"], start["step"], f"{start['devices']} × {start['device']}", start["processes"]),
+            start["time"],
+            start["step"],
+            f"{start['devices']} × {start['device']}",
+            start["processes"],
             ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
         )
         for start in read_starts(files.folder)

@@ -1,7 +1,5 @@
 """A queue of images. Its batches may contain images of several requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Limits that uvicorn does not have: on connections, on what a client sends, on its time, on the time to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

@@ -12,6 +12,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -151,6 +152,7 @@ class TaskImages:
             raise UserError(f"serve.label_studio={server} should begin with http:// or https://")
         self._folder = Folder(os.path.expanduser(folder)) if folder else None
         self._server, self.most_bytes = server.rstrip("/"), most_bytes
+        self._fetch = partial(read_url, server=self._server, timeout=FETCH_SECONDS, most_seconds=FETCH_SECONDS)
 
     async def read_all(self, addresses: Sequence[Any]) -> list[tuple[str, bytes | BadImage]]:
         """Return (name, content of the file) for each address. For an unreadable image, the content is a BadImage."""
@@ -177,14 +179,7 @@ class TaskImages:
                 return read_stream(file, self.most_bytes)
         if not self._server:
             raise UserError("set serve.folder to the folder of the images, or serve.label_studio to the server")
-        return read_url(
-            urljoin(f"{self._server}/", address),
-            self.most_bytes,
-            server=self._server,
-            timeout=FETCH_SECONDS,
-            headers=self._authorization(),
-            most_seconds=FETCH_SECONDS,
-        )
+        return self._fetch(urljoin(f"{self._server}/", address), self.most_bytes, headers=self._authorization())
 
     def _inside(self, path: str) -> epath.Path:
         try:
@@ -201,12 +196,9 @@ class TaskImages:
         token = os.environ.get(TOKEN, "")
         if token.count(".") != 2:
             return {"Authorization": f"Token {token}"} if token else {}
-        answer = read_url(
+        answer = self._fetch(
             f"{self._server}/api/token/refresh/",
             MIB,
-            server=self._server,
-            timeout=FETCH_SECONDS,
-            most_seconds=FETCH_SECONDS,
             headers={"Content-Type": "application/json"},
             body=json.dumps({"refresh": token}).encode(),
         )

@@ -1,7 +1,5 @@
 """Label decoded images with a model that is compiled in advance for a few batch sizes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -55,7 +53,7 @@ class Labeler:
         self.predictor, self._run = predictor, run
         self.gate_entries = head_class(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
-        self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
+        self._steps = {LABELED: make_eval_step(*parts, returns=["gates"]), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._batch_sizes: dict[str, list[int]] = {}  # of the compiled kinds
 
@@ -106,9 +104,5 @@ class Labeler:
         output = self._steps[kind](self._run.values, self._run.frozen, batch)
         batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
         batch = jax.device_get(replace(batch, terms={}, penalties={}, features=None, map=None))
-        return [_image_output(batch, row) for row in range(len(images))]
-
-
-def _image_output(batch: Prediction, row: int) -> Prediction:
-    """Return the prediction of the image `row` of a batch. Static gates have one row, which is used for all images."""
-    return jax.tree.map(lambda values: values[row % len(values)], batch)
+        # static gates have one row, which is used for all images
+        return [jax.tree.map(lambda values, row=row: values[row % len(values)], batch) for row in range(len(images))]

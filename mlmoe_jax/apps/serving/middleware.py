@@ -3,8 +3,6 @@
 It is a plain ASGI application around FastAPI, because it must also handle FastAPI's response to an unexpected error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Read the images of a request to /predict: the body is one image, or a form with several images."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 

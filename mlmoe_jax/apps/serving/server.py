@@ -1,7 +1,5 @@
 """The ASGI application (routes, headers, error responses), and the server that runs it until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

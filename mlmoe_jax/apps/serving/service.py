@@ -1,7 +1,5 @@
 """The state of a server: the compiled model, the queue of images, the counters, and the results of requests."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

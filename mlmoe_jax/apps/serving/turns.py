@@ -1,7 +1,5 @@
 """The order in which the images of requests are decoded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import heapq

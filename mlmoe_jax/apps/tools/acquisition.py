@@ -11,8 +11,6 @@ Shape letters: N images, K labels, D features, M labeled images, C chosen images
 * `both` is like `diverse`, with the squared distances multiplied by the uncertainty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -62,8 +60,8 @@ def farthest_first(
     candidates: Candidates,
     count: int,
     *,
-    weights: Float[np.ndarray, " n"] | float = 1.0,
-    advance: Callable[[], None] = lambda: None,
+    weights: Float[np.ndarray, " n"] | float,
+    advance: Callable[[], None],
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"]]:
     """Choose `count` images, at most N, one after another by farthest-first traversal.
 

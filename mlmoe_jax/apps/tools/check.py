@@ -1,7 +1,5 @@
 """Check a data set (`mlmoe data`): report its content, and problems that would invalidate training or metrics."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,22 +53,21 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     splits = _open_splits(config)
     inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
     problems = _damaged_files(config.data.root) if config.data.name == "packed" else []
-    for split, inspection in zip(splits, inspections, strict=True):
-        problems += _bad_images(split, inspection.errors)
+    for inspection in inspections:
+        problems += _bad_images(inspection)
     problems += _training_problems(config, splits[0])
-    duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
+    duplicates = find_duplicates(inspections)
+    usages = list_usages(splits)
     return {
         "name": config.data.name,
         "root": find_root(config.data),
         "classes": list(splits[0].classes),
-        "splits": {
-            split.name: _describe(split, inspection) for split, inspection in zip(splits, inspections, strict=True)
-        },
+        "splits": {inspection.split.name: _describe(inspection) for inspection in inspections},
         "duplicates": [item.document() for item in duplicates],
-        "usage": [account.document() for account in join_usages(list_usages(splits))],
+        "usage": [account.document() for account in join_usages(usages)],
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
-            *unused_input(list_usages(splits)),
+            *unused_input(usages),
             *_unlisted_images(splits),
             *name_sequences(splits),
             *label_warnings(splits[0], splits[1:]),
@@ -121,17 +118,15 @@ def _open_splits(config: ConfigDict) -> list[Split]:
 
 
 def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[Inspection]:
-    sizes = [min(len(split), sample or len(split)) for split in splits]
-    rows = [np.linspace(0, len(split) - 1, size).astype(int) for split, size in zip(splits, sizes, strict=True)]
-    with contextlib.closing(Progress("check", sum(sizes), 1)) as progress:
+    chosen = [np.linspace(0, len(split) - 1, min(len(split), sample or len(split))).astype(int) for split in splits]
+    with contextlib.closing(Progress("check", sum(map(len, chosen)), 1)) as progress:
         return [
-            inspect_images(split, chosen, progress.advance, decoding)
-            for split, chosen in zip(splits, rows, strict=True)
+            inspect_images(split, rows, progress.advance, decoding) for split, rows in zip(splits, chosen, strict=True)
         ]
 
 
-def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
-    images, errors = inspection
+def _describe(inspection: Inspection) -> dict[str, Any]:
+    split, images, errors = inspection
     labels_per_image = split.labels.count(POSITIVE, axis=1)
     bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in errors.items()]
     missing = sum(item["missing"] for item in bad)
@@ -169,8 +164,9 @@ def _damaged_files(root: str) -> list[str]:
     return [sentence for sentence in packed.verify(root) if sentence]
 
 
-def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
+def _bad_images(inspection: Inspection) -> Iterator[str]:
     """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read."""
+    split, _, errors = inspection
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"
@@ -228,8 +224,6 @@ def _value_text(value: int | float | list[int]) -> str:
 
 def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
     """Return a table of the input that was given, used and left out, with one row per file or folder."""
-    titles = ("given", "used", "merged", "left out")
-    columns = [Column("input", align="<"), *(Column(title, "{:,}".format) for title in titles)]
     rows = [
         [
             f"{account['unit']}s of {account['place']}",
@@ -240,7 +234,7 @@ def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
         ]
         for account in usage
     ]
-    return Table(columns, rows)
+    return Table(["input", "given", "used", "merged", "left out"], rows)
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
@@ -248,9 +242,9 @@ def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> T
 
     If there are more than SHOWN_CLASSES classes, the rows in the middle are left out.
     """
-    columns, values = [Column("class", align="<")], [classes]
+    columns, values = ["class"], [classes]
     for name, split in splits.items():
-        columns += [Column(name, "{:,}".format), Column("%", percent)]
+        columns += [name, Column("%", percent)]
         values += [split["positive"], [count / split["images"] for count in split["positive"]]]
     positives = np.array(next(iter(splits.values()))["positive"])
     rows = [[column[k] for column in values] for k in np.argsort(-positives, kind="stable").tolist()]

@@ -4,8 +4,6 @@ A table with such labels can be read without an error. Each mistake is reported 
 table, the number of images and the correction. The sentences are warnings, because the labels may be intended.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

@@ -3,12 +3,11 @@
 Shape letters: N images, K labels, R resamples.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 
 import numpy as np
 from etils import epath
@@ -160,23 +159,17 @@ def _match_images(first: StoredRun, second: StoredRun, split: str) -> tuple[Spli
     _, rows_a, rows_b = np.intersect1d(a.ids, b.ids, return_indices=True)  # the first of repeated images
     order = np.argsort(rows_a)
     a, b = a.take(rows_a[order]), b.take(rows_b[order])
-    _require_same_truth(first, second, a, b)
+    if len(differs := np.argwhere(a.codes != b.codes)):
+        row, k = differs[0]
+        raise UserError(
+            f"{len(np.unique(differs[:, 0])):,} of {len(a):,} images of {split} have other labels in {second.folder} "
+            f"than in {first.folder}, such as {a.ids[row]} at label {first.labels[k]}; evaluate both on the same data"
+        )
     is_read = a.read & b.read
     if not is_read.any():
         raise UserError(f"no image of {split} has scores in both runs; evaluate both on the same data")
     counts = {"images": int(is_read.sum()), "only_a": only_a, "only_b": only_b, "unread": int((~is_read).sum())}
     return a.take(is_read), b.take(is_read), counts
-
-
-def _require_same_truth(first: StoredRun, second: StoredRun, a: SplitScores, b: SplitScores) -> None:
-    """Raise UserError if the true labels of an image differ. `a` and `b` have the same images and labels."""
-    differs = np.argwhere(a.codes != b.codes)
-    if len(differs):
-        row, k = differs[0]
-        raise UserError(
-            f"{len(np.unique(differs[:, 0])):,} of {len(a):,} images of {a.name} have other labels in {second.folder} "
-            f"than in {first.folder}, such as {a.ids[row]} at label {first.labels[k]}; evaluate both on the same data"
-        )
 
 
 # ------------------------------------------------------------------------------------------------------ the differences
@@ -213,33 +206,20 @@ def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Seque
     The change of an image is the mean of |b − a| over its known labels. Images without a change are left out. Ties are
     broken by the order of the images. `a` and `b` have the scores of the same N readable images and K labels.
     """
-    known = truth.valid
+    known, images = truth.valid, []
     distances = np.where(known, np.abs(b.scores - a.scores), 0.0)
     changes = distances.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    largest = np.argsort(-changes, kind="stable")[:CHANGED_IMAGES]
-    return tuple(
-        ChangedImage(
-            id=str(a.ids[row]),
-            change=float(changes[row]),
-            labels=tuple(labels[k] for k in np.flatnonzero(truth.positive[row] & known[row])),
-            moves=_score_changes(a.scores[row], b.scores[row], distances[row], truth.positive[row], labels),
+    for row in np.argsort(-changes, kind="stable")[:CHANGED_IMAGES]:
+        positive, distance = truth.positive[row], distances[row]
+        moves = tuple(
+            ScoreChange(labels[k], bool(positive[k]), float(a.scores[row, k]), float(b.scores[row, k]))
+            for k in np.argsort(-distance, kind="stable")[:_MOVES]
+            if distance[k] > 0
         )
-        for row in largest[changes[largest] > 0]
-    )
-
-
-def _score_changes(
-    a: np.ndarray, b: np.ndarray, distances: np.ndarray, positive: np.ndarray, labels: Sequence[str]
-) -> tuple[ScoreChange, ...]:
-    """Return the at most _MOVES labels of one image with the largest changes, sorted by decreasing change.
-
-    `a`, `b` and `distances` are f64[K], and `positive` is bool[K]. The distances |b − a| are 0 for labels of unknown
-    truth.
-    """
-    largest = np.argsort(-distances, kind="stable")[:_MOVES]
-    return tuple(
-        ScoreChange(labels[k], bool(positive[k]), float(a[k]), float(b[k])) for k in largest if distances[k] > 0
-    )
+        present = tuple(labels[k] for k in np.flatnonzero(positive & known[row]))
+        if moves:
+            images.append(ChangedImage(str(a.ids[row]), float(changes[row]), present, moves))
+    return tuple(images)
 
 
 # --------------------------------------------------------------------------------------------------------- the command
@@ -263,14 +243,10 @@ def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, out
     return Outcome(parts, {comparison.split: asdict(comparison) | comparison.counts})
 
 
-def _signed_percent(value: float) -> str:
-    return percent(value, sign="+")
-
-
 _COLUMNS = (
-    Column("metric", align="<"),
+    "metric",
     *(Column(run, percent) for run in ("a", "b")),
-    *(Column(name, _signed_percent) for name in ("difference", "low", "high")),
+    *(Column(name, partial(percent, sign="+")) for name in ("difference", "low", "high")),
     Column("clear", lambda clear: "*" if clear else ""),
 )
 

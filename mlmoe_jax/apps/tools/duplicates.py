@@ -1,7 +1,5 @@
 """Decode the images of splits, and find images that are in a data set twice, or are nearly equal (`data.twins`)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mlmoe_jax.data.decoding import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.decoding import BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.twins import (
     COPIES,
@@ -36,19 +34,18 @@ _FIELDS = [("row", "i8"), ("width", "i8"), ("height", "i8"), ("content", "u8"), 
 
 
 class Inspection(NamedTuple):
-    """The results of decoding the images of a split.
+    """The results of decoding the images of the split `split`.
 
     `images` has one record per readable image, with the fields _FIELDS. `errors` maps the row of each
     unreadable image to its error.
     """
 
+    split: Split
     images: np.recarray
     errors: dict[int, BadImage]
 
 
-def inspect_images(
-    split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
-) -> Inspection:
+def inspect_images(split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding) -> Inspection:
     """Decode the images in `rows`, i64[n], in one thread per CPU core. `advance` is called after each image."""
     readable, errors = [], {}
     with ThreadPoolExecutor(cores()) as pool:
@@ -61,7 +58,7 @@ def inspect_images(
                 else:
                     readable.append(record)
                 advance()
-    return Inspection(np.array(readable, _FIELDS).view(np.recarray), errors)
+    return Inspection(split, np.array(readable, _FIELDS).view(np.recarray), errors)
 
 
 def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[Any, ...] | BadImage:
@@ -124,41 +121,35 @@ class Duplicates:
         return f"split {self.second.name} {repetition} ({SAMENESS[self.kind]}{relabeled}), such as {example}"
 
 
-def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> list[Duplicates]:
-    """Return the duplicates within each split and between each two splits, from `Inspection.images` of each split.
+def find_duplicates(inspections: Sequence[Inspection]) -> list[Duplicates]:
+    """Return the duplicates within each split and between each two splits.
 
     For two splits, an image is reported for only one reason: an equal id, an equal file content, or a similar
     appearance, in this order of priority.
     """
-    inspected = list(zip(splits, images, strict=True))
-    return [
-        duplicates
-        for (first, first_images), (second, second_images) in itertools.combinations_with_replacement(inspected, 2)
-        for duplicates in _duplicates_of(first, second, first_images, second_images)
-    ]
+    pairs = itertools.combinations_with_replacement(inspections, 2)
+    return [duplicates for first, second in pairs for duplicates in _duplicates_of(first, second)]
 
 
-def _duplicates_of(
-    first: Split, second: Split, first_images: np.recarray, second_images: np.recarray
-) -> Iterable[Duplicates]:
-    """Yield one `Duplicates` per kind for two splits, or for one split with itself, from their `Inspection.images`."""
+def _duplicates_of(first: Inspection, second: Inspection) -> Iterable[Duplicates]:
+    """Yield one `Duplicates` per kind for two splits, or for one split with itself."""
     same = first is second
 
     def split_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return pairs of rows of the splits. `pairs` are pairs of positions in the lists of readable images."""
-        return [(int(first_images.row[i]), int(second_images.row[j])) for i, j in pairs]
+        return [(int(first.images.row[i]), int(second.images.row[j])) for i, j in pairs]
 
     pairs_by_kind = {
-        "id": repeats(first.ids, second.ids),
-        "content": split_rows(repeats(first_images.content.tolist(), second_images.content.tolist())),
-        SIMILAR: split_rows(similar_pairs(first_images.histogram, second_images.histogram, same=same)),
+        "id": repeats(first.split.ids, second.split.ids),
+        "content": split_rows(repeats(first.images.content.tolist(), second.images.content.tolist())),
+        SIMILAR: split_rows(similar_pairs(first.images.histogram, second.images.histogram, same=same)),
     }
     reported: set[int] = set()
     for kind, pairs in pairs_by_kind.items():
         new = [(i, j) for i, j in pairs if j not in reported and not (same and i == j)]
         reported |= {j for _, j in new}
         if new:
-            yield Duplicates(kind, first, second, new)
+            yield Duplicates(kind, first.split, second.split, new)
 
 
 def similar_pairs(

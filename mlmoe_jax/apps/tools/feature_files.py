@@ -1,7 +1,5 @@
 """`mlmoe features`: write the features of a data set to files, for classifiers outside this package."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Sequence

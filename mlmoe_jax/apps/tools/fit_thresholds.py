@@ -1,10 +1,12 @@
-"""`mlmoe thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
+"""Fit the thresholds or the calibration of a run to its stored scores, without running the model.
 
-from __future__ import annotations
+These are the commands `mlmoe thresholds` and `mlmoe calibrate`.
+"""
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config.table import keys_read
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
@@ -20,6 +23,7 @@ from mlmoe_jax.runs.decisions import Thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.shared_model import is_untrained, read_origin
+from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -29,7 +33,7 @@ _PER = {"class": "one per label", "category": "one per category", "global": "one
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
-def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
+def fit_run(folder: RunFolder, overrides: KeyValues = ()) -> Outcome:
     """Fit the thresholds of a run according to `config.thresholds`, and write them to thresholds.json.
 
     The thresholds are fitted to the calibrated scores, if the run has a calibration. `overrides` are pairs of key and
@@ -55,6 +59,37 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     return Outcome([fit_table(thresholds.source, headings, fitted_lines(thresholds), document)])
 
 
+def calibrate_run(folder: RunFolder, overrides: KeyValues = ()) -> Outcome:
+    """Fit the calibration of a run according to `config.calibration`, and write it to thresholds.json.
+
+    Fitted thresholds are fitted again to the calibrated scores, on the same split and with the same goal. `overrides`
+    are pairs of key and text, for keys of the stage `calibrate`. The returned table has the calibration metrics before
+    and after.
+
+    Raises:
+      UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or
+        has too few images.
+    """
+    with changing_thresholds(folder) as run:
+        config, table = open_split_to_fit(run, overrides, "calibrate")
+        stored = run.thresholds or Thresholds.fixed(run.labels, config.eval.threshold)
+        calibrated = replace(stored, calibration=fit_calibration(table, run.labels, config, run.tree.attributes))
+        if stored.source:
+            goal = {key: key.rpartition(".")[2] for key in keys_read("fit")}
+            config.update_from_flattened_dict(
+                {key: stored.source[name] for key, name in goal.items() if name in stored.source}
+            )
+            fitted_on = run.split(stored.source["split"])
+            calibrated = fit_thresholds(fitted_on, run.labels, config, calibrated, run.categories, run.tree)
+            status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
+        write_thresholds(folder, calibrated)
+    status(f"written to {folder / THRESHOLDS}, which mlmoe predict, serve and export use")
+    fit = calibrated.calibration
+    images = quantity(fit["images"], "image")
+    note = f"{fit['method']}, on {images}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
+    return Outcome([fit_table(fit, ("raw", "corrected"), [note], fit)])
+
+
 @contextlib.contextmanager
 def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
     """Yield the run in a folder, and hold the lock of its results while the context is active.
@@ -69,9 +104,7 @@ def changing_thresholds(folder: RunFolder) -> Iterator[StoredRun]:
         yield StoredRun(folder)
 
 
-def open_split_to_fit(
-    run: StoredRun, overrides: Sequence[tuple[str, str]], stage: str
-) -> tuple[ConfigDict, SplitScores]:
+def open_split_to_fit(run: StoredRun, overrides: KeyValues, stage: str) -> tuple[ConfigDict, SplitScores]:
     """Return the config of a run with `overrides`, pairs of key and text, and the stored scores of the split to fit on.
 
     `stage` is `fit` or `calibrate`. Raises UserError if the stage does not read a key in `overrides`. Also raises
@@ -80,7 +113,7 @@ def open_split_to_fit(
     config = run.config
     for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
         raise UserError(f"--config.{key} cannot be set here; only {', '.join(keys_read(stage))} can")
-    configuration.apply_overrides(config, list(overrides))
+    configuration.apply_overrides(config, overrides)
     configuration.validate(config)
     for message in configuration.find_unused(config, [key for key, _ in overrides]):
         logging.getLogger(__name__).warning(message)

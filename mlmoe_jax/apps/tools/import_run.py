@@ -1,21 +1,29 @@
-"""`mlmoe import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names."""
+"""`mlmoe import`: make a run folder of a checkpoint of the authors' code, or of the vectors of label names.
 
-from __future__ import annotations
+A run with vectors of further label names becomes a model with these labels, without training. The queries of RAM++ can
+also be replaced at prediction, because they are computed from vectors of names.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
 
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.tools.add_names import RunWithNames
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.by_names import NOTES, NamesOrigin
+from mlmoe_jax.inference.text_encoder import vectors_for
+from mlmoe_jax.models.adapters.catalog import prompts_class
+from mlmoe_jax.models.heads.catalog import head_class
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import Parts, preprocess_for
+from mlmoe_jax.runs.assemble import abstract_parts, preprocess_for
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.origin import Origin
-from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
+from mlmoe_jax.runs.restore import has_checkpoint, read_run, write_run_metadata
 from mlmoe_jax.runs.shared_model import write_adapter
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
@@ -44,7 +52,11 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     folder.require_creatable()
     preprocess, mesh = preprocess_for(config), setup_jax(config)
     if (space := origin.label_space) is not None:
-        _write_untrained(config, folder, space, preprocess, origin.parts(space))
+        parts = origin.parts(space)
+        with folder.writing_by_first():
+            if distributed.is_first():
+                write_adapter(folder, parts.learned, NOTES)
+                write_run_metadata(folder, config, space, preprocess, parts)
         return
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     space = label_space_for(config, split)
@@ -63,15 +75,6 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
 
 
-def _write_untrained(
-    config: ConfigDict, folder: RunFolder, space: LabelSpace, preprocess: Preprocess, parts: Parts
-) -> None:
-    with folder.writing_by_first():
-        if distributed.is_first():
-            write_adapter(folder, parts.learned, NOTES)
-            write_run_metadata(folder, config, space, preprocess, parts)
-
-
 def _find_origin(config: ConfigDict) -> Origin:
     """Return the origin to import: a checkpoint, a run, or the vectors of label names. UserError if there is none."""
     if config.init_from:
@@ -84,3 +87,44 @@ def _find_origin(config: ConfigDict) -> Origin:
             "--config.model.head.kind=cosine and --config.model.head.names=FILE, vectors of label names"
         )
     return NamesOrigin(config)
+
+
+# ------------------------------------------------------------------------------------------------------- further labels
+@dataclass(frozen=True)
+class RunWithNames(OtherRun):
+    """A run with further labels, with names in `model.head.names`. The scores of its trained labels do not change."""
+
+    @cached_property
+    def label_space(self) -> LabelSpace:
+        """The labels of the run, followed by the further labels.
+
+        Raises UserError if the vectors do not fit the labels of the run, or under the conditions of `_require_open`.
+        """
+        source_config, known = read_run(self.folder)
+        space = known.with_names(vectors_for(self.config))
+        _require_open(self, space, abstract_parts(source_config, known).definition)
+        return space
+
+
+def _require_open(source: RunWithNames, space: LabelSpace, trained: ModelDef) -> None:
+    """Raise UserError if the scores of a label depend on other labels, or if a new label needs trained values.
+
+    `trained` is the structure of the model of the run, without the further labels.
+    """
+    config = source.config
+    kind, head = config.model.head.kind, head_class(config)
+    grouped = prompts_class(config).uses_groups
+    if grouped or head.mixes_labels(config):
+        reason = "its prompts belong to groups of labels" if grouped else "its queries attend to one another"
+        raise UserError(f"a label cannot be added to a model with head {kind} by its name, because {reason}")
+    definition = abstract_parts(config, space).definition
+    per_label = {path for path, names in definition.axes().items() if label_axes(names)}
+    if per_label and not head.starts_from_names:
+        raise UserError(
+            f"a label cannot be added by its name, because {min(per_label)} has values for each label; train with head "
+            "query, or routed_experts with routing.classifier=shared, gate_share=shared and task_experts=0, instead"
+        )
+    shapes, trained_shapes = definition.shapes(), trained.shapes()
+    changed = {path for path in shapes.keys() | trained_shapes.keys() if shapes.get(path) != trained_shapes.get(path)}
+    if other := changed - per_label:
+        raise UserError(f"{min(other)} is not as in {source.folder}; give the config with which this run was trained")

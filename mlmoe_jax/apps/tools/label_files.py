@@ -1,7 +1,5 @@
 """Write the labels of a data set as files of a labeling tool (`mlmoe pack --format=…`)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 
@@ -40,8 +38,8 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
         note = form.write(file, _entries(split, file.images, difficult))
         rows.append([split.name, len(split), split.labels.count(POSITIVE).sum(), str(file.path)])
         notes += [*_losses(split, form, difficult), *filter(None, [note])]
-    counts = [Column(title, "{:,}".format) for title in ("images", "positive labels")]
-    return Outcome([Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)])
+    columns = ["split", "images", "positive labels", Column("written to", align="<")]
+    return Outcome([Table(columns, rows, notes=notes)])
 
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:

@@ -7,8 +7,6 @@ and writes the shards again whose images have changed. An uninterrupted command 
 any number of processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools
@@ -166,7 +164,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
     manifest = folder.read_json(MANIFEST, lambda content: {key: content[key] for key in ("settings", "splits")})
     stored, entries = manifest["settings"], manifest["splits"]
     others = [
-        f"{key}={stored.get(key)} instead of {settings[key]}" for key in settings if stored.get(key) != settings[key]
+        f"{key}={stored.get(key)} instead of {value}" for key, value in settings.items() if stored.get(key) != value
     ]
     for split in splits:
         if split.name in entries and entries[split.name]["first"] not in split.ids:
@@ -201,7 +199,7 @@ def _finish_split(folder: Folder, split: Split, descriptions: Sequence[Descripti
 
 
 def _summary_table(results: Sequence[tuple[Split, Sequence[Description]]]) -> Table:
-    columns = ["split", *(Column(name, "{:,}".format) for name in ("images", "files")), Column("MB", "{:,.1f}".format)]
+    columns = ["split", "images", "files", Column("MB", "{:,.1f}".format)]
     rows, notes = [], []
     for split, descriptions in results:
         images = sum(shard["records"] for shard in descriptions)

@@ -1,7 +1,5 @@
 """Lists of paths, one per line, of any length: the paths stay in the file."""
 
-from __future__ import annotations
-
 import codecs
 import os
 import sys

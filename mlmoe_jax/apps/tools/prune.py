@@ -11,8 +11,6 @@ Each training has its own run folder. Finished trainings are not repeated, so th
 pruning.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`mlmoe predict --select`: choose the images to label next, from the scores and features of a trained model."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

@@ -1,7 +1,5 @@
 """Write the shards of a packed data set in worker processes, whose modules must not import JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from helpers.scored_run import drawn_split, stored_scores, write_run
 
-from mlmoe_jax.apps.tools.calibrate import calibrate_run
-from mlmoe_jax.apps.tools.fit_thresholds import fit_run
+from mlmoe_jax.apps.tools.fit_thresholds import calibrate_run, fit_run
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.decisions import read_thresholds, write_fixed

@@ -11,10 +11,9 @@ from helpers.refusals import Refusal, each
 from helpers.scored_run import drawn_split, write_run
 from helpers.tables import CLASSES, split_of, write
 
-from mlmoe_jax.apps.tools.calibrate import calibrate_run
 from mlmoe_jax.apps.tools.check import check_data
 from mlmoe_jax.apps.tools.compare import compare_folders
-from mlmoe_jax.apps.tools.fit_thresholds import fit_run
+from mlmoe_jax.apps.tools.fit_thresholds import calibrate_run, fit_run
 from mlmoe_jax.apps.tools.preflight.compile_check import check_steps, tpu_devices
 from mlmoe_jax.apps.tools.prune import prune
 from mlmoe_jax.config import load_config, to_json

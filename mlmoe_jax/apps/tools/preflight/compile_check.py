@@ -5,8 +5,6 @@ for a TPU topology on any host. Without a topology, the steps are compiled for t
 device. A chip is one device, except on TPU v2, v3, v4 and 7x, where a chip is two devices.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -58,9 +56,6 @@ class StepProgram:
     arguments: dict[str, Any]
     batch_size: int
     extra_bytes: int
-
-    def lower(self) -> jax.stages.Lowered:
-        return self.step.lower(*self.arguments.values())
 
 
 class Programs:
@@ -159,7 +154,7 @@ def _parse_size(number: str, unit: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- compiling
-def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
+def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool) -> dict[str, Any]:
     """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
     `capacity` is the memory of a device in bytes; None if unknown. If `quick`, the options QUICK are used.
@@ -176,7 +171,7 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
         "batch_a_device": program.batch_size // devices,
         "held": program.extra_bytes,
     }
-    lowered, started = program.lower(), time.perf_counter()
+    lowered, started = program.step.lower(*program.arguments.values()), time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=QUICK if quick else None)
     except jax.errors.JaxRuntimeError as error:

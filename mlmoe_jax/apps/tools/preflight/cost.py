@@ -6,8 +6,6 @@ papers used: convolutions, linear layers, 4·tokens·D per LayerNorm and K·D fo
 block. D is the embedding dimension, and K the number of labels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -87,20 +85,17 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
     """Return a table of configs, and one of modules per config; `costs` is config name -> result of `count_cost`."""
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
-    columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
+    columns = ["config", *names, Column("state, MB", _megabytes_text)]
     rows = [
         [config, *cost["params"].values(), *cost["macs"].values(), sum(cost["memory"].values())]
         for config, cost in costs.items()
     ]
-    modules = [_module_table(config, cost) for config, cost in costs.items()]
-    return Outcome([Table(columns, rows, notes=_NOTES), *modules], costs)
-
-
-def _module_table(config: str, cost: dict[str, Any]) -> Table:
-    columns = [config, *(Column(name, "{:,}".format) for name in ("parameters", "trainable"))]
-    rows = [[module, *counts] for module, counts in cost["modules"].items()]
-    parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
-    return Table(columns, rows, notes=[f"state: {', '.join(parts)}"])
+    tables = [Table(columns, rows, notes=_NOTES)]
+    for config, cost in costs.items():
+        modules = [[module, *counts] for module, counts in cost["modules"].items()]
+        parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
+        tables.append(Table([config, "parameters", "trainable"], modules, notes=[f"state: {', '.join(parts)}"]))
+    return Outcome(tables, costs)
 
 
 def _megabytes_text(size: int) -> str:

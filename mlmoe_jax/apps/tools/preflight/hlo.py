@@ -3,8 +3,6 @@
 The text is the program of one device, so every size is per device.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable
