@@ -50,7 +50,7 @@ CANVAS = 64
 DIGITS = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
-SCAN_SHARE = {"train": 0.60, "val": 0.15}  # test has the remaining scans
+SCAN_SHARES = (0.60, 0.15)  # of train and val; test has the remaining scans
 
 COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
@@ -70,9 +70,9 @@ def source_scans() -> dict[str, list[np.ndarray]]:
     parts = {"train": [], "val": [], "test": []}
     for digit in range(10):
         rows = order.permutation(np.flatnonzero(bunch.target == digit))
-        ends = np.cumsum([round(share * len(rows)) for share in SCAN_SHARE.values()])
-        for part, members in zip(parts, np.split(rows, ends), strict=True):
-            parts[part].append((bunch.images[members] / 16).astype(np.float32))
+        ends = np.cumsum([round(share * len(rows)) for share in SCAN_SHARES])
+        for part, members in zip(parts.values(), np.split(rows, ends), strict=True):
+            part.append((bunch.images[members] / 16).astype(np.float32))
     return parts
 
 
@@ -103,19 +103,16 @@ def break_correlations(random: RandomState, labels: np.ndarray) -> np.ndarray:
     random between the two rows, such that each row keeps its number of labels (Strona et al., Nature Communications
     5:4114, 2014). There are TRADES_PER_ROW·N trades.
     """
-    sets = [set(np.flatnonzero(row)) for row in labels]
-    for _ in range(TRADES_PER_ROW * len(sets)):
-        first = random.randint(len(sets))
-        second = (first + 1 + random.randint(len(sets) - 1)) % len(sets)
-        only_first, only_second = sets[first] - sets[second], sets[second] - sets[first]
-        if only_first and only_second:
-            pool = random.permutation(sorted(only_first | only_second))
-            shared = sets[first] & sets[second]
-            sets[first] = shared | set(pool[: len(only_first)])
-            sets[second] = shared | set(pool[len(only_first) :])
-    result = np.zeros_like(labels)
-    for row, members in zip(result, sets, strict=True):
-        row[list(members)] = True
+    result = labels.copy()
+    for _ in range(TRADES_PER_ROW * len(result)):
+        first = random.randint(len(result))
+        second = (first + 1 + random.randint(len(result) - 1)) % len(result)
+        pool = np.flatnonzero(result[first] != result[second])
+        count = result[first, pool].sum()
+        if 0 < count < len(pool):
+            pool = random.permutation(pool)
+            result[first, pool] = np.arange(len(pool)) < count
+            result[second, pool] = ~result[first, pool]
     return result
 
 
@@ -129,21 +126,13 @@ def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
     return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
 
 
-BLOTCHES = tuple(
-    (_bilinear_weights(np.linspace(0, cells - 1, CANVAS, dtype=np.float32), cells), strength)
-    for cells, strength in ((3, 30), (9, 14))
-)
-
-
-def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
+def _window(center: np.ndarray, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
     """Return slices of the canvas within `half` pixels of `center`, and y f32[h] and x f32[w] relative to `center`."""
-    starts = [max(0, int(np.floor(middle - half))) for middle in center]
-    stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
-    y, x = (
-        np.arange(start, stop, dtype=np.float32) + 0.5 - middle
-        for start, stop, middle in zip(starts, stops, center, strict=True)
-    )
-    return tuple(map(slice, starts, stops)), y, x
+    starts = np.floor(center - half).clip(0).astype(int)
+    slices = tuple(map(slice, starts, np.ceil(center + half).astype(int)))
+    pixels = np.arange(CANVAS, dtype=np.float32) + 0.5
+    y, x = (pixels[part] - middle for part, middle in zip(slices, center, strict=True))
+    return slices, y, x
 
 
 def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
@@ -193,8 +182,8 @@ def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, cent
     _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
 
 
-def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[h,w] each.
+def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> np.ndarray:
+    """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[2,h,w].
 
     Args:
       y: vertical offsets from the center in pixels, f32[h]. `x` are the horizontal offsets, f32[w].
@@ -207,17 +196,16 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     v = (cosine * y + sine * x) * np.float32(8 / sides[0])
     u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / sides[1])
-    waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
-    return v + dv + 3.5, u + du + 3.5
+    waves = np.concatenate([(np.sin(0.8 * side), np.cos(0.8 * side) - 1) for side in (u, v)])
+    return np.stack([v, u]) + np.tensordot(bend, waves, axes=1) + 3.5  # the waves are zero at the center
 
 
 def paint_canvas(random: RandomState) -> np.ndarray:
     """Return a random background f32[64,64,3]: a color with smooth blotches of two scales and with pixel noise."""
     color = random.uniform(60, 195, size=3)
     canvas = np.broadcast_to(color, (CANVAS, CANVAS, 3)).astype(np.float32)
-    for weights, strength in BLOTCHES:
-        cells = weights.shape[1]
+    for cells, strength in ((3, 30), (9, 14)):
+        weights = _bilinear_weights(np.linspace(0, cells - 1, CANVAS, dtype=np.float32), cells)
         blotches = random.uniform(-strength, strength, size=(cells, cells * 3)).astype(np.float32)
         columns = (weights @ blotches).reshape(CANVAS, cells, 3)
         canvas = canvas + weights @ columns
