@@ -88,7 +88,7 @@ def correct_labels(split: Split, path: PathLike) -> Split:
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {compose(name): row for row, name in enumerate(split.ids)}
-    changed, decided, codes = {}, {}, {}
+    changed, decided = {}, {}
     usage = Usage(os.fspath(path), "row")
     for row, accepted in read_answers(path):
         if accepted is None:
@@ -98,17 +98,16 @@ def correct_labels(split: Split, path: PathLike) -> Split:
         place = f"{path} line {row.line}"
         image, label, code = row.key
         contradicts = decided.setdefault(row.key, accepted) != accepted
-        if contradicts or (accepted and codes.setdefault((image, label), code) != code):
+        if accepted and not contradicts:
+            if image not in rows or label not in columns:
+                unknown = f"label '{label}'" if image in rows else f"image '{image}'"
+                raise UserError(
+                    f"{place} corrects the {unknown}, which split {split.name} does not have; write the name as the "
+                    "data set has it, or clear accept in this line"
+                )
+            contradicts = changed.setdefault((rows[image], columns[label]), code) != code
+        if contradicts:
             raise UserError(f"{place} contradicts an earlier line about {image} and '{label}'; delete one")
-        if not accepted:
-            continue
-        if image not in rows or label not in columns:
-            unknown = f"label '{label}'" if image in rows else f"image '{image}'"
-            raise UserError(
-                f"{place} corrects the {unknown}, which split {split.name} does not have; write the name as the data "
-                "set has it, or clear accept in this line"
-            )
-        changed[rows[image], columns[label]] = code
     return replace(split, labels=split.labels.replace(changed), usage=(*split.usage, usage))
 
 

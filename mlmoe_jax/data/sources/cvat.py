@@ -48,14 +48,10 @@ def _read(given: LabelInput) -> LabelRows:
 def _read_labels(image: ElementTree.Element) -> dict[str, int]:
     """Return label -> code of an image: DIFFICULT if all shapes with the label are difficult, else POSITIVE."""
     codes: dict[str, int] = {}
-    for shape in image:
-        label = shape.get("label")
-        if label is not None:
-            difficult = any(
-                attribute.get("name") == "difficult" and (attribute.text or "").strip() == "true"
-                for attribute in shape.iter("attribute")
-            )
-            codes[label] = DIFFICULT if difficult and codes.get(label) != POSITIVE else POSITIVE
+    for shape in image.iterfind("*[@label]"):
+        label, marks = shape.attrib["label"], shape.iterfind(".//attribute[@name='difficult']")
+        difficult = any((mark.text or "").strip() == "true" for mark in marks)
+        codes[label] = DIFFICULT if difficult and codes.get(label) != POSITIVE else POSITIVE
     return codes
 
 

@@ -37,8 +37,7 @@ from etils import epath
 from numpy.random import RandomState
 from PIL import Image
 
-from mlmoe_jax.data.decoding import STRICT, Decoding
-from mlmoe_jax.data.images import ArrayImages, Images
+from mlmoe_jax.data.images import ArrayImages, RenderedImages
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import cache_folder
@@ -323,27 +322,17 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
     return images
 
 
-class SingleImages(Images):
-    """Images u8[64,64,3] of single digits, which are rendered on access."""
-
-    are_decoded = True
-
-    def __init__(self, split: str):
-        self.split, self.scans = split, source_scans()[split]
-
-    def __len__(self) -> int:
-        return SINGLES[self.split]
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        render = render_varied_single if self.split == "train" else render_single
-        return render(_stream(self.split, 2, row), row % 10, self.scans)
+def _render_single(split: str, scans: list[np.ndarray], row: int) -> np.ndarray:
+    render = render_varied_single if split == "train" else render_single
+    return render(_stream(split, 2, row), row % 10, scans)
 
 
 def open_single(split: str) -> Split:
     """Open a split of images with one digit, which are rendered on access."""
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
-    return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
+    images = RenderedImages(len(rows), functools.partial(_render_single, split, source_scans()[split]))
+    return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], images)
 
 
 # ----------------------------------------------------------------------------------------------------- as files

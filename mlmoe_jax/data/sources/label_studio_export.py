@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -105,7 +105,7 @@ def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
     tasks = json.loads(read_bytes(path))
     splits: dict[str, str | None] = {}
-    annotations: dict[str, list[Json]] = {}  # of each image, which several tasks may show
+    annotations = defaultdict(list)  # of each image, which several tasks may show
     shown = [task.get("data", task) for task in tasks]  # in JSON-MIN, the annotation is beside the data
     if other := next((data for data in shown if key not in data), None):
         raise UserError(
@@ -117,7 +117,7 @@ def _read(given: LabelInput) -> LabelRows:
         split = data.get(find_name(data, SPLIT_COLUMN))
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
-        annotations.setdefault(image, []).extend(_list_annotations(task, control))
+        annotations[image] += _list_annotations(task, control)
     results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
     if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
         _require_control(path, control, controls)
@@ -238,7 +238,7 @@ def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
 
 # ------------------------------------------------------------------------------------------------------------- writing
 def prediction(
-    labels: Iterable[str], scores: Mapping[str, float], version: str, *, control: str = CHOICES, image: str = IMAGE
+    labels: Collection[str], scores: Mapping[str, float], version: str, *, control: str = CHOICES, image: str = IMAGE
 ) -> dict[str, Any]:
     """Return a prediction for one task of Label Studio, as a JSON-serializable dict.
 
@@ -247,15 +247,13 @@ def prediction(
     labels. `version` is the name of the model. `control` and `image` are the names of the <Choices> tag and of its
     <Image> tag.
     """
-    labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))
     return {"model_version": version, "score": round(score, 6), "result": _make_results(labels, control, image)}
 
 
-def _make_results(labels: Iterable[str], control: str = CHOICES, image: str = IMAGE) -> list[dict[str, Any]]:
-    chosen = list(labels)
-    result = {"from_name": control, "to_name": image, "type": "choices", "value": {"choices": chosen}}
-    return [result] if chosen else []
+def _make_results(labels: Collection[str], control: str = CHOICES, image: str = IMAGE) -> list[dict[str, Any]]:
+    result = {"from_name": control, "to_name": image, "type": "choices", "value": {"choices": list(labels)}}
+    return [result] if labels else []
 
 
 def labeling_config(names: Iterable[str]) -> str:

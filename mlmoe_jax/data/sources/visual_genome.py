@@ -19,7 +19,7 @@ file of 500 names.
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,11 +73,11 @@ def open_vg256(data_config: ConfigDict, split: str) -> Split:
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     drawn = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
     labels = [(f"{images[row][0]}.jpg", images[row][1]) for row in drawn]
-    return _make_split(labels, Listing(path, split, folder), tuple(_categories()))
+    return _make_split(labels, Listing(path, split, folder), tuple(_read_categories()))
 
 
-def find_category(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category index of an object name, or None. `categories` has lower-case object names."""
+def find_category(name: str, categories: Mapping[str, str]) -> str | None:
+    """Return the category of an object name, or None. `categories` has lower-case object names."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -85,23 +85,22 @@ def find_category(name: str, categories: dict[str, int]) -> int | None:
     return categories.get(name)
 
 
-@functools.cache
-def _categories() -> dict[str, list[str]]:
+def _read_categories() -> dict[str, list[str]]:
     return json.loads(CATEGORIES.read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text
-def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
-    """Return (image number, category indices) for each image that has a category, sorted by image number.
+def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[str]]]:
+    """Return (image number, categories) for each image that has a category, sorted by image number.
 
     `size` and `modified`, the modification time, are part of the cache key, so that a changed file is read again.
     """
-    category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
+    category_by_name = {name: category for category, names in _read_categories().items() for name in names}
 
     def shrink(record: dict):
         # Called for each JSON object, inner objects first, so that the objects are never in memory all at once.
         if "objects" in record:
-            return int(record["image_id"]), {k for k in record["objects"] if isinstance(k, int)}
+            return int(record["image_id"]), set(filter(None, record["objects"]))
         names = record.get("names")
         return find_category(names[0], category_by_name) if names else None
 
@@ -121,21 +120,20 @@ def open_vg500(data_config: ConfigDict, split: str) -> Split:
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
     files = [line.rpartition("/")[2] for line in PUBLISHED_500.lines(list_path)]
     with damage_explained(index_path):
-        numbers_of = json.loads(PUBLISHED_500.read(index_path))
-        labels = [(file, numbers_of[file]) for file in files]
+        numbers_of, name_of = json.loads(PUBLISHED_500.read(index_path)), dict(enumerate(classes))
+        labels = [(file, map(name_of.__getitem__, numbers_of[file])) for file in files]
         return _make_split(labels, Listing(list_path, split, folder), classes)
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _make_split(labels: Iterable[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str]) -> Split:
+def _make_split(labels: Iterable[tuple[str, Iterable[str]]], listing: Listing, classes: Sequence[str]) -> Split:
     """Return a split of images in VG_100K or VG_100K_2. All ids begin with VG_100K.
 
-    `labels` are pairs of a file name and the indices of its classes.
+    `labels` are pairs of a file name and its classes.
     """
     folder, (first, second) = Path(listing.folder), IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
-    name_of = dict(enumerate(classes))
-    rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels)
+    rows = (ImageRow(f"{first}/{file}", dict.fromkeys(names, POSITIVE)) for file, names in labels)
     split = select_split(rows, listing, classes)
     names = [image.removeprefix(f"{first}/") for image in split.ids]
     files = [f"{second if name in in_second else first}/{name}" for name in names]
