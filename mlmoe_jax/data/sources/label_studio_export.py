@@ -119,16 +119,20 @@ def _read(given: LabelInput) -> LabelRows:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
         annotations[image] += _list_annotations(task, control)
     results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
-    if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
-        _require_control(path, control, controls)
     rows = [_make_row(image, split, annotations[image], control) for image, split in splits.items()]
-    _note_unread(given.usage, results, rows, control)
+    _note_unread(given, results, rows)
     return rows, None
 
 
-def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], control: str) -> None:
-    """Note the results of other tags than `control`, and the rows with unknown labels, in an account."""
-    unused = [result for result in results if result.get("type") != "choices" or result["from_name"] != control]
+def _note_unread(given: LabelInput, results: Sequence[Json], rows: Sequence[ImageRow]) -> None:
+    """Note the results of other tags than `data.label_column`, and the rows with unknown labels, in the account.
+
+    Raises UserError if there are choices, but all are of other tags.
+    """
+    control, usage = given.config.label_column, given.usage
+    if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
+        _require_control(given.path, control, controls)
+    unused = [result for result in results if not _is_chosen(result, control)]
     if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
         count = quantity(len(unused), "result")
         usage.notes.append(f"has {count} of tags other than {control}, which are not used: {abbreviate(kinds)}")
@@ -153,6 +157,10 @@ def _list_annotations(task: Json, control: str) -> list[Json]:
     return [{"result": results}]
 
 
+def _is_chosen(result: Json, control: str) -> bool:
+    return result.get("type") == "choices" and result["from_name"] == control
+
+
 def _read_names(value: Any) -> set[str]:
     """Return the label names in the JSON value of a <Choices> tag, which may be one name, a list or empty."""
     if isinstance(value, dict):
@@ -168,13 +176,7 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Json], contro
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
     chosen = [
-        _read_names(
-            [
-                result["value"]
-                for result in annotation["result"] or ()
-                if result.get("type") == "choices" and result["from_name"] == control
-            ]
-        )
+        _read_names([result["value"] for result in annotation["result"] or () if _is_chosen(result, control)])
         for annotation in truths or annotations
     ]
     if not chosen:
