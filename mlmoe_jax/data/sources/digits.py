@@ -150,27 +150,30 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
     window += ink[..., None] * (base + polarity * contrast + tint - window)
 
 
+def _draw_color(random: RandomState) -> tuple[int, float, np.ndarray]:
+    """Draw the polarity, the contrast and the tint of a digit, see `_blend`."""
+    return random.choice((-1, 1)), random.uniform(70, 130), random.uniform(-35, 35, size=3)
+
+
 def paint_digit(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan f32[8,8] onto the canvas f32[64,64,3], in place, in a color with contrast.
 
     `center` is (y, x), and `size` the height of the digit, in pixels.
     """
     aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
-    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-    tint = random.uniform(-35, 35, size=3)
+    color = _draw_color(random)
 
     window, y, x = _window(center, size / 2 + 1 + np.abs(slant) * size / 2)
     rows = _bilinear_weights(y * 8 / size + 3.5, 8)
     columns = _bilinear_weights((x[None] + slant * y[:, None]) * 8 / (size * aspect) + 3.5, 8)
     ink = (columns @ (rows @ scan)[:, :, None])[..., 0]
-    _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), *color)
 
 
 def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan as `paint_digit`, but also rotated by up to 17° and bent, with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
-    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-    tint = random.uniform(-35, 35, size=3)
+    color = _draw_color(random)
     gain = random.uniform(1.3, 2.6)  # bold strokes have more
     threshold = gain * random.uniform(0.05, 0.22)
     bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)
@@ -178,7 +181,7 @@ def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, cent
     window, y, x = _window(center, 0.75 * size)
     row, column = _map_to_scan(y, x, (size, size * aspect), slant, angle, bend)
     ink = ((_bilinear_weights(row, 8) @ scan) * _bilinear_weights(column, 8)).sum(axis=-1)
-    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), *color)
 
 
 def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> np.ndarray:

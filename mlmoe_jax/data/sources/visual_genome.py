@@ -18,9 +18,7 @@ file of 500 names.
 
 import functools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
-from mlmoe_jax.data.sources.source import DataSource, Published
+from mlmoe_jax.data.sources.source import DataSource, Published, find_in_folders
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -37,7 +35,7 @@ from mlmoe_jax.runtime.files import damage_explained
 ADDRESS = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
-IMAGE_FOLDERS = ("VG_100K", "VG_100K_2")
+IMAGE_FOLDERS = ("VG_100K_2", "VG_100K")
 TEST_SHARE = 0.3
 # Removed from the start of a name if all words but the last are attributes: "large brown dog" is a dog.
 COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
@@ -131,13 +129,8 @@ def _make_split(labels: Iterable[tuple[str, Iterable[str]]], listing: Listing, c
 
     `labels` are pairs of a file name and its classes.
     """
-    folder, (first, second) = Path(listing.folder), IMAGE_FOLDERS
-    in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
-    rows = (ImageRow(f"{first}/{file}", dict.fromkeys(names, POSITIVE)) for file, names in labels)
-    split = select_split(rows, listing, classes)
-    names = [image.removeprefix(f"{first}/") for image in split.ids]
-    files = [f"{second if name in in_second else first}/{name}" for name in names]
-    return replace(split, images=replace(split.images, names=files))
+    rows = (ImageRow(f"{IMAGE_FOLDERS[-1]}/{file}", dict.fromkeys(names, POSITIVE)) for file, names in labels)
+    return find_in_folders(select_split(rows, listing, classes), IMAGE_FOLDERS)
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)
