@@ -297,11 +297,10 @@ def open_scenes(split: str) -> Split:
 
 @functools.cache  # for sweeps; all splits together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and the images u8[N,64,64,3] of N = `count` scenes, both read-only."""
+    """Return the labels bool[N,10] and the images u8[N,64,64,3] of N = `count` scenes; the images are read-only."""
     labels = scene_labels(split)
     images = _cached(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
-    for array in (labels, images):
-        array.setflags(write=False)
+    images.setflags(write=False)
     return labels, images
 
 
