@@ -1,4 +1,4 @@
-"""The images of a split: in memory, in files, or as bytes of files."""
+"""The images of a split: in memory, rendered, in files, or as bytes of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
@@ -252,6 +252,21 @@ class ArrayImages(Images):
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return self.array[row]
+
+
+@dataclass(eq=False)
+class RenderedImages(Images):
+    """`count` images, each of which the function `render` returns for its row when it is read."""
+
+    count: int
+    render: Callable[[int], np.ndarray]
+    are_decoded: bool = True
+
+    def __len__(self) -> int:
+        return self.count
+
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+        return self.render(row)
 
 
 class EncodedImages(Images):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, LABEL_COLUMN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.runtime.keys import IntegerKey, PathKey, TextKey
-from mlmoe_jax.runtime.registry import Component, Registry, component
+from mlmoe_jax.runtime.registry import Registry, component
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.sources.source import DataSource
@@ -41,12 +41,7 @@ _COLUMNS = {
 _GROUPS = {"group_column": TextKey("", "Column or key of the image's group, such as its patient; no group is divided.")}
 _SEPARATOR = {"separator": TextKey(";", "Text between two label names.")}
 _TABLE = {**_FILES, **_CLASSES, **_COLUMNS, **_GROUPS}
-
-
-def _labeling_tool(name: str) -> Component:
-    columns = _COLUMNS if name == "label_studio" else {}
-    return component("mlmoe_jax.data.sources.own_images:LABELING_TOOL", **_FILES, **_CLASSES, **columns)
-
+_LABELING_TOOL = "mlmoe_jax.data.sources.own_images:LABELING_TOOL"
 
 # By the values of `config.data.name`
 DATA_SETS: Registry[DataSource] = Registry(
@@ -73,7 +68,8 @@ DATA_SETS: Registry[DataSource] = Registry(
         ),
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": component("mlmoe_jax.data.sources.coco:COCO_JSON", **_FILES),
-        **{name: _labeling_tool(name) for name in FORMATS},
+        **{name: component(_LABELING_TOOL, **_FILES, **_CLASSES) for name in FORMATS},
+        "label_studio": component(_LABELING_TOOL, **_FILES, **_CLASSES, **_COLUMNS),
         "keywords": component("mlmoe_jax.data.sources.keywords:KEYWORDS", images=_FILES["images"], **_CLASSES),
         "packed": "mlmoe_jax.data.sources.packed:PACKED_DATA",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",

@@ -15,8 +15,7 @@ empty. Uncertain and empty cells are unknown, except where "No Finding" says mor
 The images of a patient are a group. Images without a positive label are kept.
 """
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
-from mlmoe_jax.data.sources.source import DataSource, Published
+from mlmoe_jax.data.sources.source import DataSource, Published, find_in_folders
 from mlmoe_jax.data.sources.tables import read_columns
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -73,7 +72,8 @@ def open_chestxray14(data_config: ConfigDict, split: str) -> Split:
             if len(rows) != len(names):
                 raise ValueError(f"it has {len(rows):,} of the {len(names):,} images of {LISTS[split]}")
         opened = select_split(rows, Listing(table, split, folder), FINDINGS)
-    return replace(opened, images=replace(opened.images, names=_with_folders(opened.ids, folder)))
+    parts = [path.relative_to(folder) for path in sorted(folder.glob("images_*/images"))]
+    return find_in_folders(opened, [*parts, "images"])
 
 
 def _nih_rows(table: Path) -> Iterator[ImageRow]:
@@ -81,13 +81,6 @@ def _nih_rows(table: Path) -> Iterator[ImageRow]:
     for line, (name, findings, patient) in read_columns(NIH.text(table), columns, table):
         labels = findings.split("|") if findings != NO_FINDING else ()
         yield ImageRow(name, dict.fromkeys(labels, POSITIVE), group=patient, line=line)
-
-
-def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
-    """Return the path of each image relative to `folder`. For an image that is not found, it is images/NAME."""
-    folders = [path for path in (*sorted(folder.glob("images_*/images")), folder / "images") if path.is_dir()]
-    folder_of_image = {name: path.relative_to(folder) for path in folders for name in os.listdir(path)}
-    return [f"{folder_of_image.get(name, 'images')}/{name}" for name in names]
 
 
 # ----------------------------------------------------------------------------------------------------------- CheXpert

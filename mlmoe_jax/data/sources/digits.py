@@ -37,8 +37,7 @@ from etils import epath
 from numpy.random import RandomState
 from PIL import Image
 
-from mlmoe_jax.data.decoding import STRICT, Decoding
-from mlmoe_jax.data.images import ArrayImages, Images
+from mlmoe_jax.data.images import ArrayImages, RenderedImages
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import cache_folder
@@ -50,7 +49,7 @@ CANVAS = 64
 DIGITS = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
-SCAN_SHARE = {"train": 0.60, "val": 0.15}  # test has the remaining scans
+SCAN_SHARES = (0.60, 0.15)  # of train and val; test has the remaining scans
 
 COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
@@ -70,9 +69,9 @@ def source_scans() -> dict[str, list[np.ndarray]]:
     parts = {"train": [], "val": [], "test": []}
     for digit in range(10):
         rows = order.permutation(np.flatnonzero(bunch.target == digit))
-        ends = np.cumsum([round(share * len(rows)) for share in SCAN_SHARE.values()])
-        for part, members in zip(parts, np.split(rows, ends), strict=True):
-            parts[part].append((bunch.images[members] / 16).astype(np.float32))
+        ends = np.cumsum([round(share * len(rows)) for share in SCAN_SHARES])
+        for part, members in zip(parts.values(), np.split(rows, ends), strict=True):
+            part.append((bunch.images[members] / 16).astype(np.float32))
     return parts
 
 
@@ -103,19 +102,16 @@ def break_correlations(random: RandomState, labels: np.ndarray) -> np.ndarray:
     random between the two rows, such that each row keeps its number of labels (Strona et al., Nature Communications
     5:4114, 2014). There are TRADES_PER_ROW·N trades.
     """
-    sets = [set(np.flatnonzero(row)) for row in labels]
-    for _ in range(TRADES_PER_ROW * len(sets)):
-        first = random.randint(len(sets))
-        second = (first + 1 + random.randint(len(sets) - 1)) % len(sets)
-        only_first, only_second = sets[first] - sets[second], sets[second] - sets[first]
-        if only_first and only_second:
-            pool = random.permutation(sorted(only_first | only_second))
-            shared = sets[first] & sets[second]
-            sets[first] = shared | set(pool[: len(only_first)])
-            sets[second] = shared | set(pool[len(only_first) :])
-    result = np.zeros_like(labels)
-    for row, members in zip(result, sets, strict=True):
-        row[list(members)] = True
+    result = labels.copy()
+    for _ in range(TRADES_PER_ROW * len(result)):
+        first = random.randint(len(result))
+        second = (first + 1 + random.randint(len(result) - 1)) % len(result)
+        pool = np.flatnonzero(result[first] != result[second])
+        count = result[first, pool].sum()
+        if 0 < count < len(pool):
+            pool = random.permutation(pool)
+            result[first, pool] = np.arange(len(pool)) < count
+            result[second, pool] = ~result[first, pool]
     return result
 
 
@@ -129,21 +125,13 @@ def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
     return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
 
 
-BLOTCHES = tuple(
-    (_bilinear_weights(np.linspace(0, cells - 1, CANVAS, dtype=np.float32), cells), strength)
-    for cells, strength in ((3, 30), (9, 14))
-)
-
-
-def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
+def _window(center: np.ndarray, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
     """Return slices of the canvas within `half` pixels of `center`, and y f32[h] and x f32[w] relative to `center`."""
-    starts = [max(0, int(np.floor(middle - half))) for middle in center]
-    stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
-    y, x = (
-        np.arange(start, stop, dtype=np.float32) + 0.5 - middle
-        for start, stop, middle in zip(starts, stops, center, strict=True)
-    )
-    return tuple(map(slice, starts, stops)), y, x
+    starts = np.floor(center - half).clip(0).astype(int)
+    slices = tuple(map(slice, starts, np.ceil(center + half).astype(int)))
+    pixels = np.arange(CANVAS, dtype=np.float32) + 0.5
+    y, x = (pixels[part] - middle for part, middle in zip(slices, center, strict=True))
+    return slices, y, x
 
 
 def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
@@ -162,27 +150,30 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
     window += ink[..., None] * (base + polarity * contrast + tint - window)
 
 
+def _draw_color(random: RandomState) -> tuple[int, float, np.ndarray]:
+    """Draw the polarity, the contrast and the tint of a digit, see `_blend`."""
+    return random.choice((-1, 1)), random.uniform(70, 130), random.uniform(-35, 35, size=3)
+
+
 def paint_digit(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan f32[8,8] onto the canvas f32[64,64,3], in place, in a color with contrast.
 
     `center` is (y, x), and `size` the height of the digit, in pixels.
     """
     aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
-    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-    tint = random.uniform(-35, 35, size=3)
+    color = _draw_color(random)
 
     window, y, x = _window(center, size / 2 + 1 + np.abs(slant) * size / 2)
     rows = _bilinear_weights(y * 8 / size + 3.5, 8)
     columns = _bilinear_weights((x[None] + slant * y[:, None]) * 8 / (size * aspect) + 3.5, 8)
     ink = (columns @ (rows @ scan)[:, :, None])[..., 0]
-    _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), *color)
 
 
 def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint a scan as `paint_digit`, but also rotated by up to 17° and bent, with thin to bold strokes."""
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
-    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-    tint = random.uniform(-35, 35, size=3)
+    color = _draw_color(random)
     gain = random.uniform(1.3, 2.6)  # bold strokes have more
     threshold = gain * random.uniform(0.05, 0.22)
     bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)
@@ -190,11 +181,11 @@ def paint_warped(random: RandomState, canvas: np.ndarray, scan: np.ndarray, cent
     window, y, x = _window(center, 0.75 * size)
     row, column = _map_to_scan(y, x, (size, size * aspect), slant, angle, bend)
     ink = ((_bilinear_weights(row, 8) @ scan) * _bilinear_weights(column, 8)).sum(axis=-1)
-    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), *color)
 
 
-def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[h,w] each.
+def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> np.ndarray:
+    """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[2,h,w].
 
     Args:
       y: vertical offsets from the center in pixels, f32[h]. `x` are the horizontal offsets, f32[w].
@@ -207,17 +198,16 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     v = (cosine * y + sine * x) * np.float32(8 / sides[0])
     u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / sides[1])
-    waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
-    return v + dv + 3.5, u + du + 3.5
+    waves = np.concatenate([(np.sin(0.8 * side), np.cos(0.8 * side) - 1) for side in (u, v)])
+    return np.stack([v, u]) + np.tensordot(bend, waves, axes=1) + 3.5  # the waves are zero at the center
 
 
 def paint_canvas(random: RandomState) -> np.ndarray:
     """Return a random background f32[64,64,3]: a color with smooth blotches of two scales and with pixel noise."""
     color = random.uniform(60, 195, size=3)
     canvas = np.broadcast_to(color, (CANVAS, CANVAS, 3)).astype(np.float32)
-    for weights, strength in BLOTCHES:
-        cells = weights.shape[1]
+    for cells, strength in ((3, 30), (9, 14)):
+        weights = _bilinear_weights(np.linspace(0, cells - 1, CANVAS, dtype=np.float32), cells)
         blotches = random.uniform(-strength, strength, size=(cells, cells * 3)).astype(np.float32)
         columns = (weights @ blotches).reshape(CANVAS, cells, 3)
         canvas = canvas + weights @ columns
@@ -307,11 +297,10 @@ def open_scenes(split: str) -> Split:
 
 @functools.cache  # for sweeps; all splits together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and the images u8[N,64,64,3] of N = `count` scenes, both read-only."""
+    """Return the labels bool[N,10] and the images u8[N,64,64,3] of N = `count` scenes; the images are read-only."""
     labels = scene_labels(split)
     images = _cached(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
-    for array in (labels, images):
-        array.setflags(write=False)
+    images.setflags(write=False)
     return labels, images
 
 
@@ -335,27 +324,17 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
     return images
 
 
-class SingleImages(Images):
-    """Images u8[64,64,3] of single digits, which are rendered on access."""
-
-    are_decoded = True
-
-    def __init__(self, split: str):
-        self.split, self.scans = split, source_scans()[split]
-
-    def __len__(self) -> int:
-        return SINGLES[self.split]
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        render = render_varied_single if self.split == "train" else render_single
-        return render(_stream(self.split, 2, row), row % 10, self.scans)
+def _render_single(split: str, scans: list[np.ndarray], row: int) -> np.ndarray:
+    render = render_varied_single if split == "train" else render_single
+    return render(_stream(split, 2, row), row % 10, scans)
 
 
 def open_single(split: str) -> Split:
     """Open a split of images with one digit, which are rendered on access."""
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
-    return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
+    images = RenderedImages(len(rows), functools.partial(_render_single, split, source_scans()[split]))
+    return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], images)
 
 
 # ----------------------------------------------------------------------------------------------------- as files

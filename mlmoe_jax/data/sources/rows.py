@@ -252,13 +252,10 @@ class _Selection:
         self.parts[name] = _Part(split, row.position)
         return self.parts[name]
 
-    def _counted(self) -> list[tuple[str | None, _Part]]:
-        return [(name, part) for name, part in self.parts.items() if part.count]  # of an unlabeled row, 0
-
     def _count_splits(self) -> None:
         """Add the rows that belong to a split, and those that belong to none, to the account."""
         listing, usage, contrary = self.listing, self.usage, LeftOut()
-        for name, part in self._counted():
+        for name, part in self.parts.items():
             split, position, count = part.split, part.position, part.count
             if split is not None:
                 usage.use(split, count)
@@ -372,6 +369,7 @@ class _Selection:
     # ------------------------------------------------------------------------------------------------------- result
     def result(self) -> Split:
         """Return the split; UserError if there are no images, or if a label is not one of the classes."""
+        self.parts = {name: part for name, part in self.parts.items() if part.count}  # of unlabeled rows alone, 0
         listing, path = self.listing, self.listing.path
         if not self.images:
             raise UserError("; ".join([f"{path} {self._why_empty()}", *self.usage.sentences()]))
@@ -412,15 +410,14 @@ class _Selection:
         train, split = self.listing.train_split, self.listing.split
         if self.unlabeled:
             return f"has no labeled image ({quantity(self.unlabeled, 'image')} without labels); label some first"
-        counted = [name for name, _ in self._counted()]
-        if not counted:
+        if not self.parts:
             return "lists no images"
-        if all(map(_is_blank, counted)):
+        if all(map(_is_blank, self.parts)):
             return (
                 f"has no splits, so all its images are in split {train} and none in {split}; write one table per split "
                 "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
             )
-        named = sorted(name for name in counted if not _is_blank(name))
+        named = sorted(name for name in self.parts if not _is_blank(name))
         return (
             f"lists no images of split {split}; its splits are {abbreviate(named)}; rename them, or set "
             "data.train_split, data.val_split and data.test_splits"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -115,6 +115,19 @@ def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> Non
 def difficult_treatment(data_config: ConfigDict, split: str) -> str:
     """Return `data.difficult_train` if `split` is the training split, otherwise `data.difficult_eval`."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
+
+
+def find_in_folders(split: Split, folders: Sequence[PathLike]) -> Split:
+    """Return a split whose images are files in several folders, which are found by their names at the ends of the ids.
+
+    `folders` are relative to the folder of the images. An image is in the last of them that has its file, or in the
+    last one if none has it.
+    """
+    root = Path(split.images.folder)
+    folder_of = {file: folder for folder in folders if (root / folder).is_dir() for file in os.listdir(root / folder)}
+    files = map(os.path.basename, split.ids)
+    names = [f"{folder_of.get(file, folders[-1])}/{file}" for file in files]
+    return replace(split, images=replace(split.images, names=names))
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:

@@ -4,13 +4,12 @@ For timing and for large label spaces. An image is a mosaic of 4 × 4 tiles: thr
 label is one color at one position, so all labels can be learned.
 """
 
-from dataclasses import dataclass
+import functools
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.decoding import STRICT, Decoding
-from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.images import RenderedImages
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -25,40 +24,30 @@ def open_synthetic(data_config: ConfigDict, split: str) -> Split:
     labels = data_config.labels
     if labels < FEWEST_LABELS:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST_LABELS}, one label per tile")
-    images = _Mosaics(labels, SPLIT_SIZES[split], list(SPLIT_SIZES).index(split))
-    table = np.zeros((len(images), labels), np.int8)
-    for row in range(len(images)):
-        table[row, images.row_labels(row)] = 1
+    count, stream = SPLIT_SIZES[split], list(SPLIT_SIZES).index(split)
+    table = np.zeros((count, labels), np.int8)
+    for row in range(count):
+        table[row, _draw_labels(labels, stream, row)] = 1
     names = tuple(f"label {k}" for k in range(labels))
-    return Split(split, names, table, [f"{split}/{row:05d}" for row in range(len(images))], images)
+    images = RenderedImages(count, functools.partial(_render_mosaic, labels, stream), are_decoded=False)
+    return Split(split, names, table, [f"{split}/{row:05d}" for row in range(count)], images)
 
 
-@dataclass(eq=False)
-class _Mosaics(Images):
-    labels: int
-    count: int
-    stream: int
+def _draw_labels(count: int, stream: int, row: int) -> np.ndarray:
+    """Return the labels of image `row`, of `count`. Each of them is at a different position of the mosaic."""
+    random = np.random.default_rng((stream, row, 0))
+    positions = random.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
+    colors = random.random(LABELS_PER_IMAGE) * ((count - 1 - positions) // TILES**2 + 1)
+    return positions + TILES**2 * colors.astype(int)
 
-    def __len__(self) -> int:
-        return self.count
 
-    def row_labels(self, row: int) -> np.ndarray:
-        """Return the labels of image `row`. Each of them is at a different position of the mosaic."""
-        draw = self._draw(row, 0)
-        positions = draw.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
-        colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - positions) // TILES**2 + 1)
-        return positions + TILES**2 * colors.astype(int)
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        tiles = np.full((TILES**2, 3), 128)
-        labels = self.row_labels(row)
-        tiles[labels % TILES**2] = _color(labels // TILES**2, -(-self.labels // TILES**2))
-        image = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
-        noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, image.shape)
-        return np.clip(image + noise, 0, 255).astype(np.uint8)
-
-    def _draw(self, row: int, what: int) -> np.random.Generator:
-        return np.random.default_rng((self.stream, row, what))
+def _render_mosaic(count: int, stream: int, row: int) -> np.ndarray:
+    tiles = np.full((TILES**2, 3), 128)
+    labels = _draw_labels(count, stream, row)
+    tiles[labels % TILES**2] = _color(labels // TILES**2, -(-count // TILES**2))
+    image = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
+    noise = np.random.default_rng((stream, row, 1)).integers(-NOISE, NOISE + 1, image.shape)
+    return np.clip(image + noise, 0, 255).astype(np.uint8)
 
 
 def _color(number: np.ndarray, count: int) -> np.ndarray:

@@ -18,9 +18,7 @@ file of 500 names.
 
 import functools
 import json
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +27,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
-from mlmoe_jax.data.sources.source import DataSource, Published
+from mlmoe_jax.data.sources.source import DataSource, Published, find_in_folders
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -37,7 +35,7 @@ from mlmoe_jax.runtime.files import damage_explained
 ADDRESS = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
-IMAGE_FOLDERS = ("VG_100K", "VG_100K_2")
+IMAGE_FOLDERS = ("VG_100K_2", "VG_100K")
 TEST_SHARE = 0.3
 # Removed from the start of a name if all words but the last are attributes: "large brown dog" is a dog.
 COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
@@ -73,11 +71,11 @@ def open_vg256(data_config: ConfigDict, split: str) -> Split:
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     drawn = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
     labels = [(f"{images[row][0]}.jpg", images[row][1]) for row in drawn]
-    return _make_split(labels, Listing(path, split, folder), tuple(_categories()))
+    return _make_split(labels, Listing(path, split, folder), tuple(_read_categories()))
 
 
-def find_category(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category index of an object name, or None. `categories` has lower-case object names."""
+def find_category(name: str, categories: Mapping[str, str]) -> str | None:
+    """Return the category of an object name, or None. `categories` has lower-case object names."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -85,23 +83,22 @@ def find_category(name: str, categories: dict[str, int]) -> int | None:
     return categories.get(name)
 
 
-@functools.cache
-def _categories() -> dict[str, list[str]]:
+def _read_categories() -> dict[str, list[str]]:
     return json.loads(CATEGORIES.read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text
-def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
-    """Return (image number, category indices) for each image that has a category, sorted by image number.
+def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[str]]]:
+    """Return (image number, categories) for each image that has a category, sorted by image number.
 
     `size` and `modified`, the modification time, are part of the cache key, so that a changed file is read again.
     """
-    category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
+    category_by_name = {name: category for category, names in _read_categories().items() for name in names}
 
     def shrink(record: dict):
         # Called for each JSON object, inner objects first, so that the objects are never in memory all at once.
         if "objects" in record:
-            return int(record["image_id"]), {k for k in record["objects"] if isinstance(k, int)}
+            return int(record["image_id"]), set(filter(None, record["objects"]))
         names = record.get("names")
         return find_category(names[0], category_by_name) if names else None
 
@@ -121,25 +118,19 @@ def open_vg500(data_config: ConfigDict, split: str) -> Split:
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
     files = [line.rpartition("/")[2] for line in PUBLISHED_500.lines(list_path)]
     with damage_explained(index_path):
-        numbers_of = json.loads(PUBLISHED_500.read(index_path))
-        labels = [(file, numbers_of[file]) for file in files]
+        numbers_of, name_of = json.loads(PUBLISHED_500.read(index_path)), dict(enumerate(classes))
+        labels = [(file, map(name_of.__getitem__, numbers_of[file])) for file in files]
         return _make_split(labels, Listing(list_path, split, folder), classes)
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _make_split(labels: Iterable[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str]) -> Split:
+def _make_split(labels: Iterable[tuple[str, Iterable[str]]], listing: Listing, classes: Sequence[str]) -> Split:
     """Return a split of images in VG_100K or VG_100K_2. All ids begin with VG_100K.
 
-    `labels` are pairs of a file name and the indices of its classes.
+    `labels` are pairs of a file name and its classes.
     """
-    folder, (first, second) = Path(listing.folder), IMAGE_FOLDERS
-    in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
-    name_of = dict(enumerate(classes))
-    rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels)
-    split = select_split(rows, listing, classes)
-    names = [image.removeprefix(f"{first}/") for image in split.ids]
-    files = [f"{second if name in in_second else first}/{name}" for name in names]
-    return replace(split, images=replace(split.images, names=files))
+    rows = (ImageRow(f"{IMAGE_FOLDERS[-1]}/{file}", dict.fromkeys(names, POSITIVE)) for file, names in labels)
+    return find_in_folders(select_split(rows, listing, classes), IMAGE_FOLDERS)
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)

@@ -68,14 +68,13 @@ def _find(root: Path, year: int) -> Path:
     raise VOC_FILES[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
-def _make_source(year: int) -> DataSource:
-    return DataSource(
+VOC2007, VOC2012 = (
+    DataSource(
         functools.partial(open_voc, year),
         splits=("train", "val", "trainval", "test"),
         drops_empty=True,
         labels=len(VOC_CLASSES),
-        published=VOC_FILES[year],
+        published=published,
     )
-
-
-VOC2007, VOC2012 = _make_source(2007), _make_source(2012)
+    for year, published in VOC_FILES.items()
+)
