@@ -34,6 +34,7 @@ from mlmoe_jax.runtime.files import (
     disk_errors_explained,
     file_sha256,
     is_file_name,
+    make_cache,
     open_regular,
     read_bytes,
 )
@@ -45,7 +46,13 @@ Converted = TypeVar("Converted")
 
 STANDARD_OUTPUT = "-"
 LOCK = ".lock"  # the file in a folder that its writer locks
-_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
+LIBRARIES = {
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "s3": "s3fs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+}  # required for an object store
 
 
 class InUse(UserError):
@@ -160,7 +167,7 @@ class Folder:
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]
-        library = _LIBRARIES.get(store)
+        library = LIBRARIES.get(store)
         if not self.is_local and library and importlib.util.find_spec(library) is None:
             raise UserError(f"{self.kind}s at {store}:// need the package {library}: pip install {library}")
 
@@ -421,6 +428,21 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def cached_file(path: Path, write: Callable[[Path], None]) -> str:
+    """Return the path of a file of the cache folder, which `write` makes, at another path, unless it is there.
+
+    One thread or process of the machine makes it, and others that need it wait. Raises as `make_cache`.
+    """
+    if path.exists():
+        return str(path)
+    make_cache(path.parent)
+    with disk_errors_explained(path), FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            with atomic_file(epath.Path(path)) as partial:
+                write(partial)
+    return str(path)
 
 
 @dataclass(frozen=True)
