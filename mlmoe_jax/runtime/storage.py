@@ -46,7 +46,7 @@ Converted = TypeVar("Converted")
 
 STANDARD_OUTPUT = "-"
 LOCK = ".lock"  # the file in a folder that its writer locks
-LIBRARIES = {
+STORE_PACKAGES = {
     "gs": "gcsfs",
     "gcs": "gcsfs",
     "s3": "s3fs",
@@ -167,7 +167,7 @@ class Folder:
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]
-        library = LIBRARIES.get(store)
+        library = STORE_PACKAGES.get(store)
         if not self.is_local and library and importlib.util.find_spec(library) is None:
             raise UserError(f"{self.kind}s at {store}:// need the package {library}: pip install {library}")
 
@@ -344,22 +344,31 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
     store, whose uploads are atomic, the file is in the folder for temporary files. A symbolic link at `path` is
     replaced, not followed. Several processes may write to `path` at the same time.
     """
-    local = "://" not in str(path)
-    with disk_errors_explained(path):
-        partial = new_temporary(Path(path).parent if local else Path(tempfile.gettempdir()))
-        open(partial, "x").close()
+    folder = Folder(path.parent)
+    with disk_errors_explained(path), working_file(folder) as partial:
         mode = partial.stat().st_mode
-        try:
-            yield partial
-            partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
-            with open(partial, "rb") as file:
-                os.fsync(file.fileno())
-            if local:
-                os.replace(partial, path)
-            else:
-                epath.Path(partial).copy(path, overwrite=True)
-        finally:
-            partial.unlink(missing_ok=True)
+        yield partial
+        partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        if folder.is_local:
+            os.replace(partial, path)
+        else:
+            epath.Path(partial).copy(path, overwrite=True)
+
+
+@contextlib.contextmanager
+def working_file(folder: Folder) -> Iterator[Path]:
+    """Yield the path of a new file that is removed at the end.
+
+    It is in `folder`, or if that is in an object store, in the folder for temporary files.
+    """
+    partial = new_temporary(Path(folder.path) if folder.is_local else Path(tempfile.gettempdir()))
+    open(partial, "x").close()
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def named_file(path: PathLike) -> epath.Path:

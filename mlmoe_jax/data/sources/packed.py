@@ -5,7 +5,7 @@
     FOLDER/train-00000-0123456789abcdef.arrayrecord         # one encoded image per record
     FOLDER/train-00000-0123456789abcdef.arrayrecord.json    # what `mlmoe pack` found, to resume
 
-Opening a split reads no image. The name of a shard has a digest of what it was packed from, so a shard never changes.
+Opening a split reads no image. The name of a shard has a digest of its content, so a shard never changes.
 The manifest is written last.
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
