@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float32
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.array_types import Arrays
-from mlmoe_jax.runtime.files import cache_folder, damage_explained
+from mlmoe_jax.runtime.files import cache_folder, damage_explained, make_cache
 from mlmoe_jax.runtime.storage import atomic_file
 
 PART_BYTES = 2**27  # limits the memory of a part, and what is computed again after an interruption
@@ -110,7 +110,7 @@ class FeatureTable:
         return self.folder / f"{part:05d}.{kind}.npy"
 
     def _save(self, part: int, kind: str, values: np.ndarray) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_cache(self.folder)
         with atomic_file(epath.Path(self._file(part, kind))) as partial, open(partial, "wb") as file:
             np.save(file, values, allow_pickle=False)
 

@@ -188,6 +188,16 @@ class _Subset(Images):
         return self.whole.stamp(int(self.rows[row]))
 
 
+def find_part(ends: Sequence[int], row: int) -> tuple[int, int]:
+    """Return the part that has a row, and the number of the row in the part; IndexError for another row.
+
+    `ends` has the number of rows up to the end of each part.
+    """
+    row = range(int(ends[-1]) if len(ends) else 0)[row]
+    part = bisect_right(ends, row)
+    return part, row - (int(ends[part - 1]) if part else 0)
+
+
 class JoinedImages(Images):
     """The images of several sources, one source after the other."""
 
@@ -203,8 +213,8 @@ class JoinedImages(Images):
 
     def _find(self, row: int) -> tuple[Images, int]:
         """Return the source of image `row`, and its row there."""
-        at = bisect_right(self.ends, row)
-        return self.parts[at], row - (self.ends[at - 1] if at else 0)
+        part, position = find_part(self.ends, row)
+        return self.parts[part], position
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         images, row = self._find(row)

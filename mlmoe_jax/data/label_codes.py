@@ -11,6 +11,11 @@ from jaxtyping import Bool, Integer
 
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
+CODE_OF_CELL = {
+    **{"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE},
+    **dict.fromkeys(("True", "true", "TRUE"), POSITIVE),
+    **dict.fromkeys(("False", "false", "FALSE"), NEGATIVE),
+}
 
 
 def present_codes(difficult: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Int8, Int64, Integer
@@ -56,8 +56,19 @@ class LabelMatrix:
     def __len__(self) -> int:
         return len(self.others)
 
+    def _refuse(self, *others: Any) -> NoReturn:
+        raise TypeError("labels are no array; labels[:] is one, with a code for each image and label")
+
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = _refuse
+    __hash__ = object.__hash__  # which Python removes for a class with __eq__
+
     def __getitem__(self, rows: Any) -> NDArray[np.int8]:
-        """Return the codes of one image, i8[K], or of several, i8[n,K]. `rows` is an index of the axis N."""
+        """Return the codes of one image, i8[K], or of several, i8[n,K].
+
+        `rows` is an index of the axis N. Raises TypeError if it has two axes.
+        """
+        if isinstance(rows, tuple):
+            self._refuse()
         if np.ndim(rows) == 0 and not isinstance(rows, slice):
             return self[[range(len(self))[rows]]][0]
         part = self.stated[rows]

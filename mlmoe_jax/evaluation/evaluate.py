@@ -20,7 +20,7 @@ from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.decisions import stored_thresholds
 from mlmoe_jax.runs.folder import RESULTS, RunFolder
-from mlmoe_jax.runs.image_record import warn_of_leak
+from mlmoe_jax.runs.image_record import warn_of_change, warn_of_leak
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
@@ -88,6 +88,7 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     require_readable(splits, config.data)
     warn_unused(splits)
     for split in splits:
+        warn_of_change(folder, split)
         if split.name != config.data.train_split:
             warn_of_leak(folder, split.name, split.ids)
         scored[split.name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]

@@ -6,17 +6,15 @@ and only up to a fixed size, into a cache folder that is named by the commit. Al
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import cache_folder, file_sha256
-from mlmoe_jax.runtime.http import NoAnswer, Refused
-from mlmoe_jax.runtime.hub import COMMIT, Address, download, look_up, unreachable
+from mlmoe_jax.runtime.files import file_sha256, make_cache
+from mlmoe_jax.runtime.http import Refused
+from mlmoe_jax.runtime.hub import Address, Found, download, find_last, hub_folder, look_up
 from mlmoe_jax.runtime.progress import megabytes, status
-from mlmoe_jax.runtime.storage import Folder
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling
@@ -51,23 +49,19 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
       UserError: the repository does not exist, is not visible or lacks a required file. Or a file is too large, or a
         download fails.
     """
-    models = Folder(cache_folder() / "hub" / address.repository.replace("/", "--"))
-    revision = f"revisions/{urllib.parse.quote(address.revision, safe='')}"
-    known = models.read_text(revision) if (models / revision).exists() else ""
-    try:
+    folder = hub_folder(address)
+
+    def find(known: Found) -> Found:
         commit, files = look_up(address)
         if problem := _find_problem(files, most, required):
             raise UserError(f"{address} {problem}")
-        if known != commit.revision:
+        if known.commit != commit.revision:
             wanted = [file for name, file in files.items() if name in most]
-            _download(commit, wanted, Path(models / commit.revision))
-            models.write_text(revision, commit.revision)
-        return Path(models / commit.revision)
-    except NoAnswer as error:
-        if not COMMIT.fullmatch(known):
-            raise unreachable(address, error, "set --workdir=FOLDER") from error
-        status(f"{error}; {address} is the commit {known[:12]}, which was downloaded before")
-        return Path(models / known)
+            make_cache(folder / commit.revision)
+            _download(commit, wanted, Path(folder / commit.revision))
+        return Found(commit.revision, [])
+
+    return Path(folder / find_last(address, find, "set --workdir=FOLDER").commit)
 
 
 def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import UInt64
 
 from mlmoe_jax.data.sampling import hash_names
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import sample_digests
 from mlmoe_jax.runs.folder import IMAGES, RunFolder
 from mlmoe_jax.runtime.text import abbreviate
 
@@ -79,6 +81,36 @@ def describe_leak(record: ImageRecord, folder: RunFolder, split: str, ids: Seque
         f"{len(leaked):,} of the {len(ids):,} images of split {split} are, by their names, training images of {runs}, "
         f"so results on them are too good: {abbreviate(leaked)}"
     )
+
+
+def warn_of_change(folder: RunFolder, split: Split) -> None:
+    """Log a warning if a split is no longer as a run was trained with it, such as in a file that was replaced.
+
+    A sample of its images is read, see `sample_digests`. A split with none of the images of the run is another one.
+    """
+    record = read_image_record(folder)
+    if record is None:
+        return
+    ids = hash_names(split.ids)
+    known, before = max({np.isin(ids, part).sum(): part for part in (record.trained, record.evaluated)}.items())
+    if not known:
+        return
+    contents = hash_names(sample_digests([split]))
+    if not _has_part(before, ids):
+        change = "other images, or another order of them,"
+    elif changed := np.count_nonzero(~np.isin(contents, record.contents)):
+        change = f"other content in {changed} of {len(contents)} images that were compared"
+    else:
+        return
+    logging.getLogger(__name__).warning(
+        f"split {split.name} has {change} than when {folder} was trained, so results on it are not comparable"
+    )
+
+
+def _has_part(whole: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether all values of `part` follow each other somewhere in `whole`."""
+    starts = np.flatnonzero(whole == part[0])
+    return any(np.array_equal(whole[start : start + len(part)], part) for start in starts)
 
 
 def warn_of_leak(folder: RunFolder, split: str, ids: Sequence[str]) -> None:

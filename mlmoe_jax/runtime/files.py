@@ -46,6 +46,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
 
 
+def make_cache(folder: PathLike) -> None:
+    """Make a folder of the cache; DiskError if it cannot be made."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot make {folder} for the cache: {reason_of(error)}; let MLMOE_CACHE name another folder"
+        raise disk_error(error, folder) or DiskError(reason) from error
+
+
 def is_file_name(value: Any) -> bool:
     """Return whether a value is a string that can name a file in a folder: not empty, without / and not too long."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB, HUB_DATA, disk_errors_explained
+from mlmoe_jax.runtime.files import HUB, HUB_DATA, cache_folder, disk_errors_explained, make_cache
 from mlmoe_jax.runtime.http import TIMEOUT, NoAnswer, Refused, require_online
-from mlmoe_jax.runtime.progress import DownloadBar
+from mlmoe_jax.runtime.progress import DownloadBar, status
+from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
@@ -98,6 +100,39 @@ def look_up(address: Address) -> tuple[Address, dict[str, RepoSibling]]:
     if not COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
         raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
     return replace(address, revision=about.sha), {file.rfilename: file for file in about.siblings or ()}
+
+
+def hub_folder(address: Address) -> Folder:
+    """Return the folder of the cache with what was found in a repository."""
+    return Folder(cache_folder() / "hub" / address.path.replace("/", "--"))
+
+
+class Found(NamedTuple):
+    """What was found at an address: the commit to which it points, "" for none, and names of its files."""
+
+    commit: str = ""
+    names: Sequence[str] = ()
+
+
+def find_last(address: Address, find: Callable[[Found], Found], remedy: str) -> Found:
+    """Return what `find` finds. It is given what was found last.
+
+    If the hub cannot be reached, return what was found last, and log this. Raises UserError if there is nothing, see
+    `unreachable`.
+    """
+    folder, record = hub_folder(address), f"revisions/{urllib.parse.quote(address.revision, safe='')}.json"
+    known = folder.read_json(record, lambda stored: Found(**stored)) if (folder / record).exists() else Found()
+    try:
+        found = find(known)
+    except NoAnswer as error:
+        if not COMMIT.fullmatch(known.commit):
+            raise unreachable(address, error, remedy) from error
+        status(f"{error}; {address} is the commit {known.commit[:12]}, which was found before")
+        return known
+    if found != known:
+        make_cache(folder.path)
+        folder.write_json(record, found._asdict())
+    return found
 
 
 def download(commit: Address, name: str, folder: Path | None = None) -> None:

@@ -34,6 +34,7 @@ from mlmoe_jax.runtime.files import (
     disk_errors_explained,
     file_sha256,
     is_file_name,
+    make_cache,
     open_regular,
     read_bytes,
 )
@@ -45,7 +46,13 @@ Converted = TypeVar("Converted")
 
 STANDARD_OUTPUT = "-"
 LOCK = ".lock"  # the file in a folder that its writer locks
-_LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
+STORE_PACKAGES = {
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "s3": "s3fs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+}  # required for an object store
 
 
 class InUse(UserError):
@@ -160,7 +167,7 @@ class Folder:
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]
-        library = _LIBRARIES.get(store)
+        library = STORE_PACKAGES.get(store)
         if not self.is_local and library and importlib.util.find_spec(library) is None:
             raise UserError(f"{self.kind}s at {store}:// need the package {library}: pip install {library}")
 
@@ -339,22 +346,31 @@ def atomic_file(path: epath.Path) -> Iterator[Path]:
     store, whose uploads are atomic, the file is in the folder for temporary files. A symbolic link at `path` is
     replaced, not followed. An existing file keeps its permissions. Several processes may write to `path` at once.
     """
-    local = "://" not in str(path)
-    with disk_errors_explained(path):
-        partial = new_temporary(Path(path).parent if local else Path(tempfile.gettempdir()))
-        open(partial, "x").close()
-        mode = (Path(path) if local and Path(path).is_file() else partial).stat().st_mode
-        try:
-            yield partial
-            partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
-            with open(partial, "rb") as file:
-                os.fsync(file.fileno())
-            if local:
-                os.replace(partial, path)
-            else:
-                epath.Path(partial).copy(path, overwrite=True)
-        finally:
-            partial.unlink(missing_ok=True)
+    folder = Folder(path.parent)
+    with disk_errors_explained(path), working_file(folder) as partial:
+        mode = (Path(path) if folder.is_local and Path(path).is_file() else partial).stat().st_mode
+        yield partial
+        partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        if folder.is_local:
+            os.replace(partial, path)
+        else:
+            epath.Path(partial).copy(path, overwrite=True)
+
+
+@contextlib.contextmanager
+def working_file(folder: Folder) -> Iterator[Path]:
+    """Yield the path of a new file that is removed at the end.
+
+    It is in `folder`, or if that is in an object store, in the folder for temporary files.
+    """
+    partial = new_temporary(Path(folder.path) if folder.is_local else Path(tempfile.gettempdir()))
+    open(partial, "x").close()
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def named_file(path: PathLike) -> epath.Path:
@@ -423,6 +439,21 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def cached_file(path: Path, write: Callable[[Path], None]) -> str:
+    """Return the path of a file of the cache folder, which `write` makes, at another path, unless it is there.
+
+    One thread or process of the machine makes it, and others that need it wait. Raises as `make_cache`.
+    """
+    if path.exists():
+        return str(path)
+    make_cache(path.parent)
+    with disk_errors_explained(path), FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            with atomic_file(epath.Path(path)) as partial:
+                write(partial)
+    return str(path)
 
 
 @dataclass(frozen=True)

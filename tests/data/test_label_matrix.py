@@ -26,6 +26,31 @@ def test_rows(rows):
     np.testing.assert_array_equal(LabelMatrix.of(CODES)[rows], CODES[rows])
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda labels: labels == 1,
+        lambda labels: labels != 1,
+        lambda labels: labels > 0,
+        lambda labels: labels <= CODES,
+        lambda labels: bool(labels),
+        lambda labels: 1 in labels,
+        lambda labels: labels[0, 1],
+        lambda labels: labels[:, 1],
+    ],
+)
+def test_what_would_mean_something_else_than_for_an_array_is_an_error(use):
+    with pytest.raises(TypeError, match=r"labels\[:\] is one"):
+        use(LabelMatrix.of(CODES))
+
+
+def test_images_are_iterated_and_copied_as_those_of_an_array():
+    labels = LabelMatrix.of(CODES)
+    np.testing.assert_array_equal(list(labels), CODES)
+    assert np.asarray(labels, np.float32).dtype == np.float32
+    np.testing.assert_array_equal(np.equal(labels, 1), CODES == 1)
+
+
 def test_only_what_differs_is_stored():
     labels = LabelMatrix.of(CODES)
     assert labels.others.tolist() == [0, -1, 0, -1]

@@ -173,6 +173,17 @@ def test_what_cannot_be_used_is_refused(case, tmp_path):
     case.check(tmp_path)
 
 
+def test_a_table_in_a_store_is_refused(refusal):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    store.pipe("/table/metadata.csv", b"file_name,labels\na.png,sea\n")
+    says = "memory://table/metadata.csv is in an object store, where only Parquet and tar files are read"
+    assert says in refusal(find_layout, "memory://table")
+    assert says in refusal(open_images, "memory://table/metadata.csv", Usage("", "file"))
+    store.rm("/table", recursive=True)
+
+
 def test_georgefwt_aqualora_8_images_without_a_row_are_counted(tmp_path):
     """Georgefwt/AquaLoRA#8: ImageFolder stops at an image without metadata; a folder of other images does not."""
     write(tmp_path, "metadata.jsonl", json.dumps({"file_name": "a.png", "labels": ["sea"]}) + "\n")

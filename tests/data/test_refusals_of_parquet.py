@@ -13,7 +13,7 @@ from helpers.tables import data_settings, opened
 
 from mlmoe_jax.data.containers.catalog import open_images
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.data.usage import Usage, unused_input
 
 COLUMNS = {"image": images(3), "labels": [["a"], ["b"], ["a", "b"]]}
 
@@ -161,6 +161,23 @@ REFUSALS = [
         "the split or the group is not a name",
         group_column="g",
     ),
+    one("a null among names", ["a", None], "the list has names and other values, such as null; remove those"),
+    use(
+        "a class and a list of tags",
+        {"image": images(1), "label": [0], "tags": [["c"]]},
+        "several columns that may be the labels: label, tags",
+        features={"image": IMAGE, "label": class_label("a", "b"), "tags": sequence({"dtype": "string"})},
+    ),
+    use(
+        "two texts that may be the labels",
+        {"image": images(1), "Category": ["a"], "genre": ["b"]},
+        "several columns that may be the labels: Category, genre",
+    ),
+    use(
+        "bytes of another kind beside paths",
+        {"mask_rle": [b"x"], "file_name": ["a.png"], "labels": [["a"]]},
+        "several columns of images: mask_rle, file_name (columns: mask_rle, file_name, labels); name it with --column",
+    ),
     # ---- files and splits
     use("only a test split", COLUMNS, "{at} has no files of split train; its splits are test", file="test.parquet"),
     use(
@@ -296,6 +313,29 @@ def test_a_folder_of_spark_with_other_files_modin_4782(tmp_path):
     for name in ("_SUCCESS", "._SUCCESS.crc", ".part-00000-1b2c.c000.snappy.parquet.crc", "_committed_1", "notes.txt"):
         (tmp_path / name).write_text("x")
     assert len(of(tmp_path)) == 3
+
+
+def test_folders_of_spark_are_columns(tmp_path):
+    """partitionBy("split", "label"); the value of a null, and one with a space."""
+    for folder in ("label=cat", "label=a%20dog", "label=__HIVE_DEFAULT_PARTITION__"):
+        write(tmp_path / "split=train" / folder / "part-0.parquet", {"image": images(1), "width": [2]})
+    write(tmp_path / "split=val/label=cat/part-0.parquet", {"image": images(1), "width": [2]})
+    split = of(tmp_path)
+    assert split.ids == ["split=train/label=a%20dog/part-0.parquet#0", "split=train/label=cat/part-0.parquet#0"]
+    assert (split.classes, split.labels[:].tolist()) == (("a dog", "cat"), [[1, 0], [0, 1]])
+    assert of(tmp_path, label_column="label", image_column="image").classes == split.classes
+    assert "1 without labels" in " ".join(unused_input(split.usage))
+
+
+def test_paths_are_relative_to_the_file_or_to_all_files(tmp_path):
+    for name in ("images/a.png", "data/b.png", "c.png", "data/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(png())
+    table = {"file_name": ["images/a.png", "b.png", "c.png"], "labels": ["x", "y", "x"]}
+    write(tmp_path / "data" / "train.parquet", table)
+    split = of(tmp_path)
+    assert split.ids == ["images/a.png", "data/b.png", "data/c.png"]
+    assert not len(split.images.missing())
 
 
 def test_images_that_cannot_be_read_are_rows_of_the_account(tmp_path):

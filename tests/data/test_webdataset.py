@@ -241,7 +241,7 @@ REFUSALS = [
             "ray-project/ray#48643, webdataset#286: a repeated name",
             lambda at: write_tar(at / "train.tar", [*example("a", label=["x"]), ("a.png", png(1))]).parent,
             {},
-            "an example with several images, a.png and a.png",
+            "train.tar has two members a.png; rename one",
         ),
         (
             "two objects that contradict each other",

@@ -3,12 +3,13 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from mlmoe_jax.errors import DISK_ERROR
+from mlmoe_jax.errors import DISK_ERROR, DiskError
 from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.files import cache_folder
+from mlmoe_jax.runtime.files import cache_folder, make_cache
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
@@ -20,6 +21,20 @@ def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     assert cache_folder() == tmp_path / "home" / ".cache" / "mlmoe_jax"
+
+
+def test_a_cache_that_cannot_be_made_is_refused(tmp_path, refusal, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for folder, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "tar", "Not a directory")):
+        says = f"cannot make {folder} for the cache: {reason}; let MLMOE_CACHE name another folder"
+        assert refusal(make_cache, folder) == says
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "makedirs", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+        with pytest.raises(DiskError, match="cannot write x: Permission denied"):
+            make_cache("x")
+    make_cache(tmp_path / "a" / "b")
+    make_cache(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 # ---------------------------------------------------------------------------------------------------------------- disks

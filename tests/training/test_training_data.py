@@ -1,6 +1,7 @@
 """The data of a training: its labels, and what it says about them when it starts from a run on other data."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from PIL import Image
 
 from mlmoe_jax.config import default_config, to_json
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
-from mlmoe_jax.runs.image_record import warn_of_leak
+from mlmoe_jax.runs.image_record import warn_of_change, warn_of_leak
 from mlmoe_jax.training.initialization import Resumed, RunOrigin
 from mlmoe_jax.training.training_data import open_training_data
 
@@ -127,6 +129,23 @@ def test_images_whose_content_has_changed_are_said(started, tmp_path, caplog):
     open_training_data(config, Resumed(config, folder))
     says = f"images have changed since the run in {folder} started, so it continues with other images"
     assert says in caplog.messages
+
+
+def test_an_evaluation_says_that_its_images_have_changed(started, tmp_path, caplog):
+    config, folder = started
+    val = partial(open_split, config.data, "val")
+    warn_of_change(folder, val())
+    warn_of_change(RunFolder(tmp_path), val())  # a shared model has no record
+    warn_of_change(folder, replace(val(), ids=["x.png", "y.png"]))  # another data set
+    assert not caplog.messages
+    warn_of_change(folder, replace(val(), ids=["e.png", "d.png"]))
+    Image.new("RGB", (5, 5)).save(tmp_path / "d.png")
+    warn_of_change(folder, val())
+    end = f" than when {folder} was trained, so results on it are not comparable"
+    assert caplog.messages == [
+        f"split val has other images, or another order of them,{end}",
+        f"split val has other content in 1 of 2 images that were compared{end}",
+    ]
 
 
 def test_a_resumed_training_keeps_the_label_space_that_it_was_trained_with(started, refusal):

@@ -23,6 +23,7 @@ from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs import folder as files
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.image_record import warn_of_change
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.training.selection import Selection
 
@@ -189,6 +190,7 @@ class RunFiles(StoredRun):
             split = open_split(data, name, classes=self.names, seed=self.config.seed)
         except UserError:
             return {}
+        warn_of_change(self.folder, split)
         rows = {str(name): row for row, name in enumerate(split.ids)}
         codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
         same = [rows[name] for name in ids if name in rows and np.array_equal(split.labels[rows[name]], codes[name])]

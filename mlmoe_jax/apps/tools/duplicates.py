@@ -1,9 +1,12 @@
 """Decode the images of splits, and find images that are in a data set twice, or are nearly equal (`data.twins`)."""
 
+import errno
 import itertools
+import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -46,22 +49,38 @@ class Inspection(NamedTuple):
 
 
 def inspect_images(split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding) -> Inspection:
-    """Decode the images in `rows`, i64[n], in one thread per CPU core. `advance` is called after each image."""
+    """Decode the images in `rows`, i64[n], in one thread per CPU core. `advance` is called after each image.
+
+    Files that do not exist are not tried. More images than MOST_COMPARED are not described.
+    """
     readable, errors = [], {}
+    missing = set(split.images.missing().tolist())
+    fields = _FIELDS if len(rows) <= MOST_COMPARED else _FIELDS[:-1]
+    if fields != _FIELDS:
+        status(f"similar images are not searched among more than {MOST_COMPARED:,} images")
+
+    def inspect(row: int) -> tuple[Any, ...] | BadImage:
+        return _missing_file(split.images.name(row)) if row in missing else _inspect_image(split, row, decoding, fields)
+
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), IMAGES_PER_MAP):
             chunk = rows[start : start + IMAGES_PER_MAP].tolist()
-            records = pool.map(lambda row: _inspect_image(split, row, decoding), chunk)
-            for row, record in zip(chunk, records, strict=True):
+            for row, record in zip(chunk, pool.map(inspect, chunk), strict=True):
                 if isinstance(record, BadImage):
                     errors[row] = record
                 else:
                     readable.append(record)
                 advance()
-    return Inspection(split, np.array(readable, _FIELDS).view(np.recarray), errors)
+    return Inspection(split, np.array(readable, fields).view(np.recarray), errors)
 
 
-def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[Any, ...] | BadImage:
+def _missing_file(name: str) -> BadImage:
+    error = BadImage(f"cannot read {name} as an image: {os.strerror(errno.ENOENT)}")
+    error.__cause__ = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return error
+
+
+def _inspect_image(split: Split, row: int, decoding: Decoding, fields: Sequence[Any]) -> tuple[Any, ...] | BadImage:
     try:
         data = split.images.encoded(row)
         pixels = read_image(data, name=split.ids[row], decoding=decoding)
@@ -69,7 +88,8 @@ def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[Any, ...
         return error
     height, width = pixels.shape[:2]
     content = int.from_bytes(blake2b(data, digest_size=8).digest())
-    return row, width, height, content, describe(pixels)
+    record = row, width, height, content
+    return (*record, describe(pixels)) if len(fields) > len(record) else record
 
 
 @dataclass(frozen=True)
@@ -89,10 +109,14 @@ class Duplicates:
         """The number of different images of `second` in `pairs`."""
         return len({j for _, j in self.pairs})
 
-    @property
+    @cached_property
     def other_labels(self) -> int:
         """The number of pairs whose two images have different labels."""
-        return sum(not np.array_equal(self.first.labels[i], self.second.labels[j]) for i, j in self.pairs)
+        count = 0
+        for start in range(0, len(self.pairs), IMAGES_PER_MAP):
+            first, second = map(list, zip(*self.pairs[start : start + IMAGES_PER_MAP], strict=True))
+            count += np.count_nonzero((self.first.labels[first] != self.second.labels[second]).any(axis=1))
+        return count
 
     @property
     def is_leak(self) -> bool:
@@ -142,8 +166,9 @@ def _duplicates_of(first: Inspection, second: Inspection) -> Iterable[Duplicates
     pairs_by_kind = {
         "id": repeats(first.split.ids, second.split.ids),
         "content": split_rows(repeats(first.images.content.tolist(), second.images.content.tolist())),
-        SIMILAR: split_rows(similar_pairs(first.images.histogram, second.images.histogram, same=same)),
     }
+    if "histogram" in {*first.images.dtype.names} & {*second.images.dtype.names}:
+        pairs_by_kind[SIMILAR] = split_rows(similar_pairs(first.images.histogram, second.images.histogram, same=same))
     reported: set[int] = set()
     for kind, pairs in pairs_by_kind.items():
         new = [(i, j) for i, j in pairs if j not in reported and not (same and i == j)]
@@ -157,12 +182,9 @@ def similar_pairs(
 ) -> list[tuple[int, int]]:
     """Return the pairs (i, j) for which first[i] and second[j], of `twins.describe`, are nearly equal.
 
-    Each j is in at most one pair, with the smallest such i. If either array has more than MOST_COMPARED images, the
-    result is []. `same` is whether both arrays are of one split. If so, only pairs with i < j are returned.
+    Each j is in at most one pair, with the smallest such i. `same` is whether both arrays are of one split. If so, only
+    pairs with i < j are returned.
     """
-    if max(len(first), len(second)) > MOST_COMPARED:
-        status(f"similar images are not searched among more than {MOST_COMPARED:,} images")
-        return []
     if not (len(first) and len(second)):
         return []
     limit = COPIES if len(first) + len(second) < FEW else SIMILAR_HISTOGRAMS

@@ -24,7 +24,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.tools.shards import JPEG_QUALITY, Description, Shard, ShardWriter, write_shards
+from mlmoe_jax.apps.tools.shards import JPEG_QUALITY, SHARD, SIDECAR, Description, Shard, ShardWriter, write_shards
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import describe_frames
 from mlmoe_jax.data.sources.open import open_splits
@@ -42,7 +42,6 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 _logger = logging.getLogger(__name__)
 
-SHARD = ".arrayrecord"
 SHARD_IMAGES = 1024
 
 
@@ -65,9 +64,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
         if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
             return Outcome(exit_code=INTERRUPTED)
-        results = [
-            (split, [described[shard.file] for shard in plan]) for split, plan in zip(splits, plans, strict=True)
-        ]
+        results = [(split, [described[shard.key] for shard in plan]) for split, plan in zip(splits, plans, strict=True)]
         for split, descriptions in results:
             manifest["splits"][split.name] = _finish_split(folder, split, descriptions)
         folder.write_json(MANIFEST, manifest)
@@ -91,7 +88,7 @@ def open_whole(config: ConfigDict) -> list[Split]:
 def _plan_shards(split: Split, settings: Mapping[str, Any]) -> list[Shard]:
     """Return the shards of a split. Each shard has SHARD_IMAGES images; the last may have fewer.
 
-    Their names have a digest of the settings, and of the names and the versions of the images.
+    Their keys are digests of the settings, and of the names and the versions of the images.
     """
     shards = []
     with ThreadPoolExecutor(STREAMS) as pool:  # the files may be in an object store
@@ -100,29 +97,25 @@ def _plan_shards(split: Split, settings: Mapping[str, Any]) -> list[Shard]:
             images, ids = split.images.take(rows), [split.ids[row] for row in rows]
             versions = list(pool.map(images.stamp, range(len(ids))))
             digest = hashlib.sha256(json.dumps([settings, ids, versions]).encode()).hexdigest()
-            file = f"{_file_stem(split.name)}-{number:05d}-{digest[:16]}{SHARD}"
-            shards.append(Shard(file, images, ids, start))
+            shards.append(Shard(f"{_file_stem(split.name)}-{number:05d}", images, ids, start, digest))
     return shards
 
 
 def _write(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, Description]:
-    """Write the shards that are not complete, until `stop` is set.
-
-    Return file name -> description, which is {} for a shard that is still not complete.
-    """
+    """Write the shards that are not complete, until `stop` is set. Return key of a shard -> description."""
     data_config = config.data
     skip_bad, decoding = data_config.bad_images == "skip", Decoding.from_config(data_config)
     writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, decoding)
-    described = {shard.file: _find_complete(folder, shard, skip_bad) for shard in shards}
-    missing = [shard for shard in shards if not described[shard.file]]
+    described = _find_complete(folder, skip_bad)
+    missing = [shard for shard in shards if shard.key not in described]
     workers = data_config.workers if data_config.workers >= 0 else cores()
     progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
     dark = False
     with contextlib.closing(progress), contextlib.closing(written):
         for description in written:
-            described[description["file"]] = description
+            described[description["key"]] = description
             dark = dark or warn_dark(description["brightest"], description["records"], description["file"], decoding)
             progress.advance()
             if stop.is_set():
@@ -130,24 +123,33 @@ def _write(
     return described
 
 
-def _find_complete(folder: Folder, shard: Shard, skip_bad: bool) -> Description:
-    """Return the description of a shard in the folder; {} if it is missing or incomplete.
+def _find_complete(folder: Folder, skip_bad: bool) -> dict[str, Description]:
+    """Return the description of each complete shard in the folder by its key.
 
-    If `skip_bad`, it may lack images that could not be read.
+    If `skip_bad`, a shard may lack images that could not be read.
     """
-    if not (folder / shard.sidecar).exists():
-        return {}
-    description, path = folder.read_json(shard.sidecar), folder / shard.file
-    whole = path.exists() and path.stat().length == description["bytes"]
-    return description if whole and (skip_bad or not description["left_out"]) else {}
+    described = {}
+    for name in _file_names(folder):
+        if not name.endswith(f"{SHARD}{SIDECAR}"):
+            continue
+        description, path = folder.read_json(name), folder / name.removesuffix(SIDECAR)
+        whole = path.exists() and path.stat().length == description["bytes"]
+        if whole and (skip_bad or not description["left_out"]):
+            described[description["key"]] = description
+    return described
 
 
 def _remove_unlisted(folder: Folder, manifest: Mapping[str, Any]) -> None:
     """Remove the shards of images that have changed, or that the data set no longer has."""
     listed = {shard["file"] for split in manifest["splits"].values() for shard in split["shards"]}
-    for path in folder.path.iterdir():
-        if SHARD in path.name and path.name.removesuffix(".json") not in listed:
-            path.unlink()
+    for name in _file_names(folder):
+        if SHARD in name and name.removesuffix(SIDECAR) not in listed:
+            (folder / name).unlink()
+
+
+def _file_names(folder: Folder) -> list[str]:
+    files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
+    return sorted(path.name for path in files)
 
 
 # -------------------------------------------------------------------------------------------------------- the manifest
@@ -176,8 +178,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
 
 def _require_no_others(folder: Folder) -> None:
     """Raise UserError if a folder without a manifest has files, but no shard of an unfinished packing."""
-    files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
-    names = sorted(path.name for path in files if not path.name.startswith("."))
+    names = [name for name in _file_names(folder) if not name.startswith(".")]
     if names and not any(name.endswith(SHARD) for name in names):
         raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
 

@@ -3,9 +3,11 @@
 import contextlib
 import io
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -14,10 +16,11 @@ from PIL import Image
 from mlmoe_jax.data.decoding import BRIGHTEST, STRICT, BadImage, Decoding, has_frames, open_image
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import file_sha256
-from mlmoe_jax.runtime.storage import Folder, atomic_file
+from mlmoe_jax.runtime.files import disk_errors_explained, file_sha256
+from mlmoe_jax.runtime.storage import Folder, atomic_file, working_file
 from mlmoe_jax.runtime.workers import WorkerLost, Workers, can_start
 
+SHARD, SIDECAR = ".arrayrecord", ".json"  # the suffix of a shard, and of its description after this
 JPEG_QUALITY = 95  # for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
 RECORD_OPTIONS = "group_size:1,uncompressed"
@@ -27,17 +30,19 @@ Description = dict[str, Any]  # of a shard, see `ShardWriter.__call__`
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write: consecutive images of a split. `first_row` is the row of the first image in the split."""
+    """A shard to write: consecutive images of a split.
 
-    file: str
+    Attributes:
+      name: the start of its name, before the sha256 of its content.
+      first_row: the row of the first image in the split.
+      key: a digest of what it is packed from.
+    """
+
+    name: str
     images: Images
     ids: Sequence[str]
     first_row: int
-
-    @property
-    def sidecar(self) -> str:
-        """The name of the JSON file with the description of the shard, which is written after the shard."""
-        return f"{self.file}.json"
+    key: str
 
 
 @dataclass(frozen=True)
@@ -57,31 +62,42 @@ class ShardWriter:
     shards: Sequence[Shard] = ()
 
     def __call__(self, number: int) -> Description:
-        """Write a shard and its description, for which each image is read once, in order. Return the description:
+        """Write a shard, and then its description, for which each image is read once, in order.
 
-        the `file`, its `records`, `bytes` and `sha256`, the images that are `left_out`, the ids of those with
-        `several_frames`, and the `brightest` value of each 16-bit grayscale image.
+        Return the description: the `key` of the shard, the `file`, its `records`, `bytes` and `sha256`, the images that
+        are `left_out`, the ids of those with `several_frames`, and the `brightest` value of each 16-bit grayscale
+        image.
         """
-        folder, shard, left_out, frames, brightest = Folder(self.folder), self.shards[number], [], [], []
-        with atomic_file(folder / shard.file) as partial:
-            with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
-                for position, name in enumerate(shard.ids):
-                    try:
-                        data = shard.images.encoded(position)
-                        image = open_image(data, name=name, decoding=self.decoding)
-                    except BadImage as error:
-                        if not self.skip_bad:
-                            raise
-                        left_out.append({"row": shard.first_row + position, "id": name, "why": str(error)})
-                        continue
-                    records.write(shrink(data, image, self.short_side))
-                    frames += [name] * has_frames(data)
-                    brightest += [image.info[BRIGHTEST]] if BRIGHTEST in image.info else []
-            size, sha256 = partial.stat().st_size, file_sha256(partial)
-        stored = {"file": shard.file, "records": len(shard.ids) - len(left_out), "bytes": size, "sha256": sha256}
-        description = {**stored, "left_out": left_out, "several_frames": frames, "brightest": brightest}
-        folder.write_json(shard.sidecar, description)
+        folder, shard = Folder(self.folder), self.shards[number]
+        with disk_errors_explained(folder / shard.name), working_file(folder) as partial:
+            found = self._write_records(shard, partial)
+            sha256 = file_sha256(partial)
+            file = f"{shard.name}-{sha256[:16]}{SHARD}"
+            stored = {"file": file, "bytes": partial.stat().st_size, "sha256": sha256}
+            with atomic_file(folder / file) as target:
+                os.replace(partial, target)
+        records = len(shard.ids) - len(found["left_out"])
+        description = {"key": shard.key, "records": records, **stored, **found}
+        folder.write_json(f"{file}{SIDECAR}", description)
         return description
+
+    def _write_records(self, shard: Shard, path: Path) -> dict[str, list[Any]]:
+        """Write the images of a shard to a file, and return what was found in them."""
+        left_out, frames, brightest = [], [], []
+        with contextlib.closing(ArrayRecordWriter(str(path), RECORD_OPTIONS)) as records:
+            for position, name in enumerate(shard.ids):
+                try:
+                    data = shard.images.encoded(position)
+                    image = open_image(data, name=name, decoding=self.decoding)
+                except BadImage as error:
+                    if not self.skip_bad:
+                        raise
+                    left_out.append({"row": shard.first_row + position, "id": name, "why": str(error)})
+                    continue
+                records.write(shrink(data, image, self.short_side))
+                frames += [name] * has_frames(data)
+                brightest += [image.info[BRIGHTEST]] if BRIGHTEST in image.info else []
+        return {"left_out": left_out, "several_frames": frames, "brightest": brightest}
 
 
 def shrink(data: bytes, image: Image.Image, short_side: int) -> bytes:

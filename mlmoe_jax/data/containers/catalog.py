@@ -28,7 +28,7 @@ def open_images(address: str, usage: Usage, *, column: str = "", every: Fraction
     Raises:
       UserError: a container is damaged or has no such column, or the address cannot be reached.
     """
-    if os.path.basename(address) in METADATA and os.path.isfile(address):
+    if os.path.basename(address) in METADATA and ("://" in address or os.path.isfile(address)):
         return open_metadata(address, column)
     if is_video(address) and ("://" in address or os.path.isfile(address)):
         return open_video(address, usage, every)

@@ -58,11 +58,11 @@ def find_image_column(schema: pa.Schema, column: str, path: PathLike) -> str:
 
 
 def _likely_images(schema: pa.Schema, in_bytes: Sequence[str], texts: Sequence[str]) -> Sequence[str]:
-    """Return the columns that may hold the images: of those `in_bytes`, or else of those with `texts`."""
+    """Return the columns that may hold the images: those `in_bytes`, and of those with `texts` the usual paths."""
     features = read_features(schema)
     noted = [name for name in in_bytes if _kind(features.get(name)) == "Image"]
     paths = [found for name in _PATHS if (found := find_name(texts, name))][:1]
-    known = noted or in_bytes or paths or [name for name in texts if name.endswith("_file_name")]
+    known = noted or [*in_bytes, *paths] or [name for name in texts if name.endswith("_file_name")]
     return [name for name in _IMAGES if name in known][:1] or known
 
 
@@ -77,7 +77,7 @@ def find_label_column(schema: pa.Schema, others: Collection[str | None], path: P
         return default
     noted = [name for name in names if name not in others and class_names(features.get(name))]
     lists = list(dict.fromkeys((*noted, *find_columns(schema, NAMES, others))))
-    found = [name for name in _LABELS if name in (lists or texts)][:1] or lists
+    found = list(dict.fromkeys((*lists, *(name for name in texts if find_name(_LABELS, name)))))
     classes = find_columns(schema, BOOLEAN, others)
     if len(classes) > 1:
         found.append("")

@@ -30,7 +30,7 @@ CARD = "README.md"
 COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)  # tar files
 _HEADER = re.compile(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}.*")
-_PARTITION = "split="  # before the name of the split, as Hive names folders
+PARTITION = "split="  # before the name of the split, as Hive names folders
 
 
 def find_suffix(place: Place) -> str:
@@ -112,6 +112,6 @@ def _split_of(name: str) -> str | None:
     if len({*map(split_key, named)}) == 1:
         return named.pop()
     for folder in reversed(folders):
-        if folder.startswith(_PARTITION) or split_key(folder) in STANDARD_SPLITS:
-            return folder.removeprefix(_PARTITION)
+        if folder.startswith(PARTITION) or split_key(folder) in STANDARD_SPLITS:
+            return folder.removeprefix(PARTITION)
     return None

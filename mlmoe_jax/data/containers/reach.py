@@ -22,9 +22,9 @@ from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB_DATA, damage_explained, open_regular
 from mlmoe_jax.runtime.hub import Address, parse_data_address
+from mlmoe_jax.runtime.storage import STORE_PACKAGES
 
 _RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
-_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs"}  # which fsspec needs
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _file_system(address: str) -> Iterator[tuple[Any, str]]:
     except UserError:
         raise
     except Exception as error:
-        package = _PACKAGES.get(address.partition("://")[0], "")
+        package = STORE_PACKAGES.get(address.partition("://")[0], "")
         if isinstance(error, ImportError) and package:
             raise UserError(f"{address} needs the package {package}; run `pip install {package}`") from error
         raise UserError(f"cannot read {address}: {reason_of(error)}") from error

@@ -8,18 +8,17 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from etils import epath
-from filelock import FileLock
 
 from mlmoe_jax.data.containers.reach import version_of
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import MOST_FAR, EncodedImages
+from mlmoe_jax.data.images import MOST_FAR, EncodedImages, find_part
 from mlmoe_jax.errors import DiskError, UserError, reason_of
-from mlmoe_jax.runtime.files import cache_folder, disk_errors_explained
-from mlmoe_jax.runtime.storage import atomic_file
+from mlmoe_jax.runtime.files import cache_folder
+from mlmoe_jax.runtime.storage import cached_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,9 +62,7 @@ class StoredImages(EncodedImages):
 
     def locate(self, row: int) -> tuple[int, int]:
         """Return the part that has image `row`, and the number of the image in the part."""
-        row = range(len(self))[row]
-        part = int(np.searchsorted(self.ends, row, side="right"))
-        return part, row - int(self.ends[part - 1] if part else 0)
+        return find_part(self.ends, row)
 
 
 class ChangedFile(UserError):
@@ -86,21 +83,18 @@ def cache_batches(
     It is in the folder `kind`, for a `part` of this version of the file `path`. `key` is what else it depends on.
     Raises ChangedFile if the file has another version when it was read.
     """
+
+    def write(partial: Path) -> None:
+        try:
+            _write_batches(str(partial), read())
+        finally:
+            require_version(path, version)
+
     place = path if "://" in path else os.path.abspath(path)
     digest = hashlib.sha256(f"{place} {version} {key}".encode()).hexdigest()
-    folder = cache_folder() / kind
-    stored = folder / f"{digest}{part}.arrow"
-    with disk_errors_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{digest}.lock"):
-            if not stored.exists():
-                with atomic_file(epath.Path(stored)) as partial:
-                    try:
-                        _write_batches(str(partial), read())
-                    finally:
-                        require_version(path, version)
-            os.utime(stored)
-    return str(stored)
+    stored = cached_file(cache_folder() / kind / f"{digest}{part}.arrow", write)
+    os.utime(stored)
+    return stored
 
 
 def _write_batches(path: str, batches: Iterator[pa.RecordBatch]) -> None:

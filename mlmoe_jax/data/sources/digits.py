@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from etils import epath
 from numpy.random import RandomState
 from PIL import Image
 
@@ -42,7 +41,7 @@ from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import atomic_file
+from mlmoe_jax.runtime.storage import cached_file
 
 NAME = "digits-v1"
 CANVAS = 64
@@ -314,14 +313,13 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
 
     The cache folder belongs to the version of this source file. Rendering all scenes takes half a minute.
     """
-    folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-    if (folder / name).is_file():
-        return np.load(folder / name, mmap_mode="r")
-    images = render()
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_file(epath.Path(folder / name)) as partial, open(partial, "wb") as file:
-        np.save(file, images)
-    return images
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as file:
+            np.save(file, render())
+
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return np.load(cached_file(cache_folder() / NAME / version / name, write), mmap_mode="r")
 
 
 def _render_single(split: str, scans: list[np.ndarray], row: int) -> np.ndarray:

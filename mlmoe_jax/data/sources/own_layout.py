@@ -9,26 +9,19 @@ photos/train-000.parquet     # or Parquet files, or tar files
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
-from mlmoe_jax.data.containers.columns import find_image_column, find_label_column, infer_schema
+from mlmoe_jax.data.containers.columns import find_image_column, find_label_column
 from mlmoe_jax.data.containers.files_of_splits import find_suffix
-from mlmoe_jax.data.containers.metadata_tables import METADATA, read_records
+from mlmoe_jax.data.containers.metadata_tables import METADATA, read_schema
 from mlmoe_jax.data.containers.reach import Place, open_place
 from mlmoe_jax.data.names import STANDARD_SPLITS, find_name, split_key
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN
-from mlmoe_jax.data.sources.tables import CODE_OF_CELL
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.text import abbreviate
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 TABLE = "labels.csv"
-_EXAMINED = 1000  # rows of a table, whose cells tell which columns have the images and labels
 _SOURCES = {".parquet": "parquet", ".tar": "webdataset"}  # by the suffix of files
 
 
@@ -62,23 +55,14 @@ def _find_metadata(place: Place) -> dict[str, str]:
         return {}
     folder, name = _join_splits(place, tables)
     path = f"{place.fetch(tables)}/{tables[0]}"
-    records = list(itertools.islice(read_records(path), _EXAMINED))
+    schema = read_schema(path)
     layout = {"name": name.partition(".")[2], "table": os.path.join(folder, name), "images": folder}
     with contextlib.suppress(UserError):  # which the reader of the table raises, unless the user names a column
-        layout["image_column"] = image = find_image_column(infer_schema(records, {}), "", path)
-        schema = infer_schema(records, _find_codes(records))
+        layout["image_column"] = image = find_image_column(schema, "", path)
         label = find_label_column(schema, (image, find_name(schema.names, SPLIT_COLUMN)), path)
         if label or name.endswith(".csv"):  # in JSON, an object has a value per class
             layout["label_column"] = label
     return layout
-
-
-def _find_codes(records: Sequence[Mapping[str, Any]]) -> dict[str, pa.DataType]:
-    """Return the type of booleans for each column of a table that has only codes of labels, such as 0 and 1."""
-    import pyarrow as pa  # here, because --help does without it
-
-    others = {key for record in records for key, cell in record.items() if f"{cell}" not in CODE_OF_CELL}
-    return {key: pa.bool_() for record in records for key in record if key not in others}
 
 
 def _join_splits(place: Place, tables: Sequence[str]) -> tuple[str, str]:

@@ -5,7 +5,7 @@
     FOLDER/train-00000-0123456789abcdef.arrayrecord         # one encoded image per record
     FOLDER/train-00000-0123456789abcdef.arrayrecord.json    # what `mlmoe pack` found, to resume
 
-Opening a split reads no image. The name of a shard has a digest of what it was packed from, so a shard never changes.
+Opening a split reads no image. The name of a shard has a digest of its content, so a shard never changes.
 The manifest is written last.
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
@@ -28,10 +28,9 @@ from pathlib import Path
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
-from filelock import FileLock
 
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.data.images import EncodedImages, find_part
 from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -47,7 +46,7 @@ from mlmoe_jax.runtime.files import (
 )
 from mlmoe_jax.runtime.formats import UNPACKED_BYTES, read_npz
 from mlmoe_jax.runtime.progress import heartbeat
-from mlmoe_jax.runtime.storage import atomic_file
+from mlmoe_jax.runtime.storage import cached_file
 
 MANIFEST = "manifest.json"
 SOURCE = "data.name"  # the setting with the name of the data set that was packed
@@ -198,10 +197,8 @@ class PackedImages(EncodedImages):
 
     def _locate(self, row: int) -> tuple[PackedFile, int]:
         """Return the shard that contains image `row`, and the index of the image in the shard."""
-        row = range(len(self))[row]
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        shard = self.shards[number]
-        return shard, int(row - self._ends[number] + shard.records)
+        number, position = find_part(self._ends, row)
+        return self.shards[number], position
 
 
 @functools.lru_cache(maxsize=OPEN_SHARDS)  # the last user of a reader that is no longer in the cache closes it
@@ -218,39 +215,26 @@ def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard, which is copied into the cache and verified if it is not there.
-
-    If several processes of a machine need it at the same time, the first one copies it, and all others wait.
-    """
+    """Return the path of the local copy of a shard, which is copied into the cache and verified if it is not there."""
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
-    source = epath.Path(folder) / shard.file
-    try:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(local.with_suffix(".lock")):
-            if not (local.is_file() and local.stat().st_size == shard.bytes):
-                _fetch(source, local, shard)
-    except OSError as error:
-        raise UserError(
-            f"cannot copy {source} to {local.parent}: {error.strerror or error}; the cache needs space for the whole "
-            "data set, and MLMOE_CACHE sets its folder"
-        ) from error
-    return str(local)
+    return cached_file(local, functools.partial(_fetch, epath.Path(folder) / shard.file, shard))
 
 
-def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
-    """Copy a shard into the cache, and call `heartbeat` meanwhile; UserError if the shard differs from the manifest."""
+def _fetch(source: epath.Path, shard: PackedFile, partial: Path) -> None:
+    """Copy a shard, and call `heartbeat` meanwhile; UserError if it differs from the manifest or cannot be read."""
     digest = hashlib.sha256()
-    with (
-        atomic_file(epath.Path(local)) as partial,
-        source.open("rb") as remote,
-        open(partial, "wb") as copy,
-    ):
-        while piece := remote.read(COPY_BYTES):
+    with open(partial, "wb") as copy:
+        for piece in _read_pieces(source):
             copy.write(piece)
             digest.update(piece)
             heartbeat()
-        if digest.hexdigest() != shard.sha256:
-            raise UserError(_changed(source))
+    if digest.hexdigest() != shard.sha256:
+        raise UserError(_changed(source))
+
+
+def _read_pieces(source: epath.Path) -> Iterator[bytes]:
+    with damage_explained(source), source.open("rb") as remote:
+        yield from iter(functools.partial(remote.read, COPY_BYTES), b"")
 
 
 PACKED_DATA = DataSource(

@@ -20,8 +20,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +40,7 @@ from mlmoe_jax.data.containers.columns import (
     find_label_column,
     read_features,
 )
-from mlmoe_jax.data.containers.files_of_splits import find_splits
+from mlmoe_jax.data.containers.files_of_splits import PARTITION, find_splits
 from mlmoe_jax.data.containers.parquet_images import open_file, open_parquet
 from mlmoe_jax.data.containers.reach import Place, open_place
 from mlmoe_jax.data.labels.name_vectors import read_classes
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_AT_ONCE = 4096
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 LONGEST_PATH = 4096  # characters; a longer text is an image as text, such as base64
 
 
@@ -102,11 +104,9 @@ def open_container_split(
         classes = _read_classes(place, data_config.classes)
     attributes = attributes_of(data_config).known_by(classes)
     given = LabelInput(folder, data_config, folder, classes, usage, attributes)
-    found = (_plan_file(container, name, part, given) for name, part in files.items())
-    plans = list(filter(None, found))
+    plans = _plan_files(container, files, place, given)
     if not plans:
         raise UserError(f"{place.folder} has no images of split {split}; set data.root to a folder with some")
-    _note_columns(plans, usage)
     rows = (row for plan in plans for row in _read_rows(container, plan))
     opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage, attributes)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
@@ -148,6 +148,7 @@ class _Plan(NamedTuple):
 
     Attributes:
       name: path of the file below the folder of images.
+      files: all files below this folder.
       split: the split that the path names; None if it names none.
       columns: all columns of the file.
       image: the column of images, or of their paths.
@@ -160,6 +161,7 @@ class _Plan(NamedTuple):
     """
 
     name: str
+    files: Collection[str]
     split: str | None
     given: LabelInput
     columns: Sequence[str]
@@ -176,7 +178,18 @@ class _Plan(NamedTuple):
         return [self.label] if self.label else self.classes
 
 
-def _plan_file(container: Container, name: str, split: str | None, given: LabelInput) -> _Plan | None:
+def _plan_files(container: Container, files: Mapping[str, str | None], place: Place, given: LabelInput) -> list[_Plan]:
+    """Return what to read from each file that has images, and note the columns that are not used."""
+    known = frozenset(place.names)
+    found = (_plan_file(container, name, known, split, given) for name, split in files.items())
+    plans = list(filter(None, found))
+    _note_columns(plans, given.usage)
+    return plans
+
+
+def _plan_file(
+    container: Container, name: str, files: Collection[str], split: str | None, given: LabelInput
+) -> _Plan | None:
     """Return what to read from a file; UserError if it is damaged, or it is not clear which columns to read."""
     given = given._replace(path=f"{given.folder}/{name}")
     read = container.read_schema(given)
@@ -188,7 +201,7 @@ def _plan_file(container: Container, name: str, split: str | None, given: LabelI
     path_column = image if image in find_columns(schema, TEXT) else ""
     own = {name: column for name in given.attributes.values if (column := find_name(schema.names, name))}
     labels = _find_labels(schema, (image, *marks, *own.values()), given)
-    return _Plan(name, split, given, schema.names, image, path_column, marks, own, *labels)
+    return _Plan(name, files, split, given, schema.names, image, path_column, marks, own, *labels)
 
 
 def _find_labels(
@@ -233,7 +246,7 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     note_unused(usage, "column", columns, used)
     if any(plan.split and find_name(plan.columns, SPLIT_COLUMN) for plan in plans):
         usage.notes.append(f"has a column '{SPLIT_COLUMN}', which is ignored, because the paths of files name splits")
-    labels, stated = plans[0].label_columns, plans[0].given.config.label_column
+    labels, stated = (plans[0].label_columns, plans[0].given.config.label_column) if plans else ([], "")
     if stated and not find_name(labels, stated):
         usage.notes.append(f"has its labels in {abbreviate(labels)}; data.label_column names another column")
 
@@ -263,7 +276,10 @@ def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRo
             raise ValueError("it has no path of an image")
         if len(cells[plan.path_column]) > LONGEST_PATH:
             raise ValueError(f"its path has {len(cells[plan.path_column]):,} characters; store images as bytes")
-        image = os.path.join(os.path.dirname(plan.name), cells[plan.path_column])
+        image = cells[plan.path_column]
+        beside = os.path.join(os.path.dirname(plan.name), image)
+        if beside in plan.files or image not in plan.files:  # paths may also be relative to the folder of all files
+            image = beside
     split, group = (_plain(cells.get(mark)) for mark in plan.marks)
     split = plan.split or split
     if plan.label:
@@ -293,17 +309,20 @@ def _read_labels(cell: Any, plan: _Plan) -> Any:
     if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
         return None
     values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
-    if all(isinstance(value, str) for value in values):
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) == len(values):
         return values
-    if isinstance(cell, list) and not plan.names_classes and len(values) == len(plan.classes or ()) < 3:
-        raise ValueError("they may be numbers of classes, or a 1 or 0 for each; write names, or a struct")
-    return _name_numbers(values, plan.classes)
+    if texts:
+        raise ValueError("the list has names and other values, such as null; remove those")
+    return _name_numbers(values, plan.classes, may_be_codes=isinstance(cell, list) and not plan.names_classes)
 
 
-def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
+def _name_numbers(values: Sequence[Any], names: Sequence[str] | None, *, may_be_codes: bool) -> Any:
     """Return names of classes for their numbers, or codes by name for a value per class; ValueError for others."""
     if names is None:
         raise ValueError("numbers need the names of their classes, in their order, in data.classes")
+    if may_be_codes and len(values) == len(names) < 3:
+        raise ValueError("they may be numbers of classes, or a 1 or 0 for each; write names, or a struct")
     if len(values) == len(names) > 2 and {*values} <= {0, 1, None}:  # more than two numbers from two would repeat one
         return dict(zip(names, values, strict=True))
     if len({*values}) < len(values) or not all(type(value) is int and 0 <= value < len(names) for value in values):
@@ -313,15 +332,29 @@ def _name_numbers(values: Sequence[Any], names: Sequence[str] | None) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------- Parquet
 def _read_schema(given: LabelInput) -> tuple[pa.Schema, str]:
+    import pyarrow as pa  # here, because --help does without it
+
     with open_file(given.path) as file:
         schema = file.schema_arrow
+    for name in _partitions(given):
+        schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
     return schema, find_image_column(schema, given.config.image_column, given.path)
 
 
 def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     with open_file(given.path) as file, damage_explained(given.path):
-        batches = file.iter_batches(ROWS_AT_ONCE, columns=columns)
-        yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches))
+        stored = [name for name in columns if name in file.schema_arrow.names]
+        partitions = {name: cell for name, cell in _partitions(given).items() if name not in stored}
+        batches = file.iter_batches(ROWS_AT_ONCE, columns=stored)
+        for row, cells in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches)):
+            yield row, cells | partitions
+
+
+def _partitions(given: LabelInput) -> dict[str, str | None]:
+    """Return column -> cell of all rows in a file in folders such as label=cat, as Spark and Hive write columns."""
+    folders = given.path.removeprefix(f"{given.folder}/").split("/")[:-1]
+    pairs = (folder.split("=", 1) for folder in folders if "=" in folder and not folder.startswith(PARTITION))
+    return {name: None if cell == _NULL else urllib.parse.unquote(cell) for name, cell in pairs}
 
 
 _CONTAINER = Container(

@@ -51,7 +51,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import CODE_OF_CELL, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
@@ -62,11 +62,6 @@ from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import PathLike, open_text
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
-CODE_OF_CELL = {
-    **{"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE},
-    **dict.fromkeys(("True", "true", "TRUE"), POSITIVE),
-    **dict.fromkeys(("False", "false", "FALSE"), NEGATIVE),
-}
 CODE_OF_VALUE = {1: POSITIVE, 0: NEGATIVE, None: UNKNOWN}  # in JSON
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
 ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, infer_schema
 from mlmoe_jax.data.containers.tar import count_unused, find_shards, index_shard, open_tar, read_index
+from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.parquet import Container, open_container_split
 from mlmoe_jax.data.sources.rows import LabelInput
 from mlmoe_jax.data.sources.sidecar import split_tags
@@ -57,6 +58,8 @@ def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str
         if not images:
             given.usage.leave_out("without an image", f"{given.path}#{example[0][0]}")
             continue
+        if repeated := first_repeated(images):
+            raise UserError(f"{given.path} has two members {repeated}; rename one, and its labels, or remove it")
         if len(images) > 1:
             raise UserError(
                 f"{given.path} has an example with several images, {images[0]} and {images[1]}; set data.image_column "

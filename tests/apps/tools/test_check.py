@@ -13,7 +13,7 @@ from PIL import Image
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_data, report_outcome
 from mlmoe_jax.apps.tools.check_table import name_sequences
-from mlmoe_jax.apps.tools.duplicates import similar_pairs
+from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images, similar_pairs
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.split import Split
@@ -94,7 +94,7 @@ def photo(seed, size=(160, 120)) -> bytes:
     return buffer.getvalue()
 
 
-def test_similar_images_are_paired_with_the_first_of_them(monkeypatch):
+def test_similar_images_are_paired_with_the_first_of_them():
     random = np.random.default_rng(0)
     look = random.random((40, 8, 8, 8)).astype(np.float16)
     look[30:] = look[:10] + random.normal(0, 0.02, (10, 8, 8, 8)).astype(np.float16)
@@ -104,8 +104,27 @@ def test_similar_images_are_paired_with_the_first_of_them(monkeypatch):
     assert similar_pairs(look[:30], look[30:], same=False) == [(i, j - 30) for i, j in copies]
     assert similar_pairs(look[:1], look[:0], same=False) == similar_pairs(look[:0], look[:1], same=False) == []
     assert similar_pairs(np.zeros((30, 8, 8, 8)), np.zeros((30, 8, 8, 8)), same=True) == [], "blank images"
-    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 39)
-    assert similar_pairs(look, look, same=True) == []
+
+
+def test_many_images_are_not_described_and_missing_ones_not_tried(tmp_path, monkeypatch, capsys):
+    names = [f"{k}.png" for k in range(4)]
+    for name in names[:2]:
+        (tmp_path / name).write_bytes(photo(0))
+    split = Split("train", ("a",), np.array([[1], [0], [1], [0]], np.int8), names, ImageFiles(tmp_path, names))
+    described = inspect_images(split, np.arange(3), lambda: None)
+    assert [item.kind for item in find_duplicates([split], [described.images])] == ["content"]
+    assert "histogram" in described.images.dtype.names
+    opened = []
+    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 3)
+    monkeypatch.setattr(ImageFiles, "encoded", lambda self, row: opened.append(row) or photo(0))
+    images, errors = inspect_images(split, np.arange(4), lambda: None)
+    assert "not searched among more than 3 images" in capsys.readouterr().err
+    assert sorted(opened) == [0, 1]
+    assert list(errors) == [2, 3]
+    assert str(errors[2]) == f"cannot read {tmp_path}/2.png as an image: No such file or directory"
+    (duplicates,) = find_duplicates([split], [images])
+    assert (duplicates.kind, duplicates.other_labels) == ("content", 1)
+    assert images.dtype.names == ("row", "width", "height", "content")
 
 
 # -------------------------------------------------------------------------------------------------------------- report

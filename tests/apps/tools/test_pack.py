@@ -64,6 +64,17 @@ def test_any_number_of_processes_gives_the_same_files(small_voc, tmp_path):
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
 
 
+def test_a_copy_of_the_images_gives_the_same_packed_data(small_voc, tmp_path):
+    """Whatever the times of its files are."""
+    pack(config_of(small_voc), tmp_path / "one")
+    for path in (small_voc / "VOC2012" / "JPEGImages").iterdir():
+        os.utime(path, (1, 1))
+    pack(config_of(small_voc), tmp_path / "two")
+    one, two = (files_of(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert {name for name in one if one[name] != two[name]} == {name for name in one if name.endswith("record.json")}
+
+
 def test_packed_data_has_the_groups_of_its_table(tmp_path, caplog):
     rows = [f"{row}.png,{'xy'[row % 2]},{'' if row == 4 else f'ü{row // 3}'},-\n" for row in range(12)]
     for row in range(12):

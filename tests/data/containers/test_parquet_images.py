@@ -159,3 +159,11 @@ def test_threads_and_an_empty_group(folder):
 
 def test_a_worker_receives_few_bytes(folder):
     assert len(pickle.dumps(open_all(folder))) < 2000
+
+
+def test_a_cache_that_cannot_be_made_is_no_damage_of_an_image(folder, tmp_path, monkeypatch):
+    """With data.bad_images=skip, all images would be left out."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DiskError, match="for the cache: Not a directory; let MLMOE_CACHE name another folder"):
+        open_all(folder).problem(0)
