@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.storage import atomic_file
 from mlmoe_jax.runtime.table import Outcome
 
 GROUP_BYTES = 64 * MIB  # of features in a group of rows, which is in memory while it is written
-COLUMNS = {"cls": "features", "patches": "patches"}  # by the kind of features
+_COLUMNS = {"cls": "features", "patches": "patches"}  # by the kind of features
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _open_source(extractor: FeatureExtractor) -> PartSource:
         Decoding.from_config(extractor.config.data),
         partial(even_batch, most=extractor.batch_size, devices=extractor.mesh.size),
         partial(compute_features, extractor),
-        partial(write_features, kinds),
+        partial(write_feature_part, kinds),
     )
 
 
@@ -78,19 +78,19 @@ def compute_features(
                 yield row, ImageFeatures(name, error=error)
 
 
-def write_features(kinds: Kinds, path: epath.Path, results: Iterable[ImageFeatures]) -> None:
+def write_feature_part(kinds: Kinds, path: epath.Path, results: Iterable[ImageFeatures]) -> None:
     """Write a table with the columns image, error (null if the image was read), and a list of floats per kind."""
     import pyarrow as pa
     from pyarrow import parquet
 
     sizes = {kind: math.prod(shape) for kind, (shape, _) in kinds.items()}
-    lists = {COLUMNS[kind]: pa.list_(pa.float32(), size) for kind, size in sizes.items()}
+    lists = {_COLUMNS[kind]: pa.list_(pa.float32(), size) for kind, size in sizes.items()}
     schema = pa.schema({"image": pa.string(), **lists, "error": pa.string()})
     rows, most = iter(results), max(1, GROUP_BYTES // (4 * sum(sizes.values())))
     with atomic_file(path) as file, parquet.ParquetWriter(str(file), schema, use_dictionary=["error"]) as writer:
         while group := list(itertools.islice(rows, most)):
             columns = {
-                COLUMNS[kind]: [row.features and row.features[kind].astype(np.float32).ravel() for row in group]
+                _COLUMNS[kind]: [row.features and row.features[kind].astype(np.float32).ravel() for row in group]
                 for kind in kinds
             }
             columns["image"] = [plain(row.image) for row in group]
