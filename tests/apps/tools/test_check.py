@@ -15,6 +15,7 @@ from mlmoe_jax.apps.tools.check import check_data, report_outcome
 from mlmoe_jax.apps.tools.check_table import name_sequences
 from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images, similar_pairs
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.decoding import STRICT
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
@@ -111,18 +112,19 @@ def test_many_images_are_not_described_and_missing_ones_not_tried(tmp_path, monk
     for name in names[:2]:
         (tmp_path / name).write_bytes(photo(0))
     split = Split("train", ("a",), np.array([[1], [0], [1], [0]], np.int8), names, ImageFiles(tmp_path, names))
-    described = inspect_images(split, np.arange(3), lambda: None)
-    assert [item.kind for item in find_duplicates([split], [described.images])] == ["content"]
+    described = inspect_images(split, np.arange(3), lambda: None, STRICT)
+    assert [item.kind for item in find_duplicates([described])] == ["content"]
     assert "histogram" in described.images.dtype.names
     opened = []
     monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 3)
     monkeypatch.setattr(ImageFiles, "encoded", lambda self, row: opened.append(row) or photo(0))
-    images, errors = inspect_images(split, np.arange(4), lambda: None)
+    inspection = inspect_images(split, np.arange(4), lambda: None, STRICT)
+    images, errors = inspection.images, inspection.errors
     assert "not searched among more than 3 images" in capsys.readouterr().err
     assert sorted(opened) == [0, 1]
     assert list(errors) == [2, 3]
     assert str(errors[2]) == f"cannot read {tmp_path}/2.png as an image: No such file or directory"
-    (duplicates,) = find_duplicates([split], [images])
+    (duplicates,) = find_duplicates([inspection])
     assert (duplicates.kind, duplicates.other_labels) == ("content", 1)
     assert images.dtype.names == ("row", "width", "height", "content")
 
