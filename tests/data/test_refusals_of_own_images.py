@@ -75,6 +75,11 @@ TOOLS = [
         "{at}/export has 2 images at addresses such as s3://bucket/q.png, and {at} does not have one file",
     ),
     studio([task("a.png")], "has no labeled image (1 image without labels)"),
+    studio(
+        [task("a.png", annotation(choices("x")), split="train"), task("e.png", split="test")],
+        "lists no images of split val; its splits are train; ",  # without that of an image without labels
+        split="val",
+    ),
     studio([task("a.png", annotation(choices(5)))], "has the label 5 of a.png, which is no name"),
     studio(
         [task("a.png", annotation(), Split="val"), task("a.png", annotation(), split="train")],
