@@ -2,8 +2,8 @@
 
     python -m benchmarks.attributes FOLDER --seeds=3
 
-Both models are linear classifiers of the same features, fitted to convergence. The features are those of a random ViT,
-because the one that was trained on digits does not see colors. The color of an image is its most probable value.
+Both models are linear classifiers of equal features, fitted to convergence. The features come from a random ViT,
+because a ViT that was trained on digits does not see colors. The color of an image is its most probable value.
 """
 
 from __future__ import annotations

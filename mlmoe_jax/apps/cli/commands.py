@@ -50,6 +50,7 @@ class Command:
         causes a warning. () means that the command accepts no `--config.KEY=VALUE`.
       together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
       independent: function that returns whether, with these flags, each process of a job runs the command for itself.
+      output: the help text of the flag --output.
       options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
     """
 
@@ -61,6 +62,7 @@ class Command:
     stages: Sequence[str] = _RUN
     together: bool = False
     independent: Callable[[Namespace], bool] = lambda flags: False
+    output: str = ""
     options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -342,7 +344,7 @@ def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir",),
     flags=("against", "cost", "output"),
     stages=(),
-    options={"output": {"help": "an .html file (default: report.html in the run folder)"}},
+    output="an .html file (default: report.html in the run folder)",
 )
 def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.report.page import write_report
@@ -359,7 +361,8 @@ def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir",),
     flags=("split", "output"),
     stages=(),
-    options={"workdir": {"action": "append"}, "output": {"help": "a .csv file"}},
+    output="a .csv file",
+    options={"workdir": {"action": "append"}},
 )
 def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
     if len(flags.workdir) != 2:
@@ -388,13 +391,9 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
     ),
     together=True,
     independent=lambda flags: wants_parts(flags.output, flags.format),
-    options={
-        "output": {
-            "help": "a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
-            "file or folder of the --format; or - for stdout (default: predictions.csv, selected.csv with --select, "
-            ".jsonl with --gates, or stdout with --json)"
-        }
-    },
+    output="a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
+    "file or folder of the --format; or - for stdout (default: predictions.csv, selected.csv with --select, "
+    ".jsonl with --gates, or stdout with --json)",
     stages=("image", "model", "score"),
 )
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -534,7 +533,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--workdir=runs/digits --format=onnx --output=exported",
     needs=("workdir", "output"),
     flags=("format", "images", "include-frozen", "calibration-images", "merge", "template", "outputs", "checkpoint"),
-    options={"output": {"help": "a .safetensors or .npz file, or a folder with --format"}},
+    output="a .safetensors or .npz file, or a folder with --format",
     stages=("data", "image", "score"),
 )
 def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -565,7 +564,7 @@ def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir", "repo"),
     flags=("revision", "private", "license", "output"),
     stages=(),
-    options={"output": {"help": "a folder for the files to inspect them; nothing is uploaded"}},
+    output="a folder for the files to inspect them; nothing is uploaded",
 )
 def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.hub.push import push
@@ -581,8 +580,8 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--names=labels.txt --backbone=siglip2_vitb16_256 --output=labels.safetensors",
     needs=("names", "backbone", "output"),
     flags=("template",),
+    output="a .safetensors file",
     options={
-        "output": {"help": "a .safetensors file"},
         "template": {
             "help": "a text with {} for the name of a label; repeat for several (default: as the backbone has)",
             "action": "append",
@@ -606,7 +605,7 @@ def _encode(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--config=own_csv:root=photos",
     needs=("config",),
     flags=("sample", "audit", "output"),
-    options={"output": {"help": "of --audit: a folder (default: audit)"}},
+    output="of --audit: a folder (default: audit)",
 )
 def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.audit and flags.sample:
@@ -630,11 +629,7 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     "--config=own_csv:root=photos --output=packed",
     needs=("config", "output"),
     flags=("format",),
-    options={
-        "output": {
-            "help": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}"
-        }
-    },
+    output="a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}",
     stages=("data", "image", "pack"),
 )
 def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -660,7 +655,7 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("config", "output"),
     flags=("images", "column", "part-size", "worker", "every"),
     independent=lambda flags: bool(flags.images),
-    options={"output": {"help": "a folder; of --images, it gets parts, which the same command completes"}},
+    output="a folder; of --images, it gets parts, which the same command completes",
     stages=("data", "image", "model", "score"),
 )
 def _features(flags: Namespace, overrides: KeyValues) -> Outcome:

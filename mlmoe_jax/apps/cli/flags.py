@@ -169,7 +169,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "find-batch": SWITCH | {"help": "find the largest batch per device that fits"},
     "labels": COUNT | {"help": "the number of labels (default: as in the data set)", "default": 0},
     "quick": SWITCH | {"help": "use the lowest optimization level, in a fraction of the time"},
-    "output": {},  # `Command.options` says what it is
+    "output": {},  # `Command.output` is its help
     "json": SWITCH | {"help": "print results as JSON with all digits"},
 }
 
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         example = f"example:\n  mlmoe {mode} {command.example}"
         own = modes.add_parser(mode, help=command.sentence, description=command.sentence, epilog=example, **style)
         for name in (*command.needs, *command.flags, "json"):
-            options = FLAGS[name] | command.options.get(name, {})
+            options = {"help": command.output} | FLAGS[name] | command.options.get(name, {})
             own.add_argument(f"--{name}", required=name in command.needs, **options)
     return parser
 

@@ -3,7 +3,7 @@
 import inspect
 import runpy
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,9 +112,8 @@ def export_run(
         cannot represent an operation of the model.
     """
     kind = kind or _default_format(output)
-    names, of_program = _split_outputs(outputs), {"--template": template, "--outputs": outputs != PROBABILITY}
-    sampled = bool(images or count)
-    target = _target(kind, include_frozen=include_frozen, merge=merge, of_program=of_program, sampled=sampled)
+    names, sampled = _split_outputs(outputs), bool(images or count)
+    target = _target(kind, include_frozen, merge=merge, template=template, outputs=outputs, sampled=sampled)
     path = (target.place or require_new)(output)
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
@@ -149,18 +148,18 @@ def _default_format(output: str) -> str:
 
 
 def _target(
-    kind: str, *, include_frozen: str, merge: bool, of_program: Mapping[str, Any], sampled: bool
+    kind: str, include_frozen: str, *, merge: bool, template: str | None, outputs: str, sampled: bool
 ) -> ExportTarget:
     """Return the target of the format `kind`; UserError if a given flag does not apply to this format.
 
-    `of_program` are flags that only programs take, with true values if they are given. `sampled` is whether --images or
-    --calibration-images is given.
+    `sampled` is whether --images or --calibration-images is given.
     """
     target = TARGETS[kind]
     flags = {
         "--include-frozen": include_frozen != ALWAYS and kind != "safetensors",
         "--merge": merge and (kind == "peft" or include_frozen == "never"),  # it changes frozen weights
-        **{name: given and not target.load for name, given in of_program.items()},
+        "--template": template and not target.load,
+        "--outputs": outputs != PROBABILITY and not target.load,
         "--images and --calibration-images": sampled and not target.calibrated,
     }
     if refused := [name for name, given in flags.items() if given]:

@@ -23,6 +23,7 @@ from mlmoe_jax.runtime.text import percent
 
 SWEEP_TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED_KEY = "seed"
+Point = dict[str, Any]  # of the plot, see `plot_points`
 _OVER_SEEDS, _ON_TEST = "mean ± sample standard deviation over seeds", "selected on test, as published"
 _LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the axis is logarithmic
 
@@ -133,7 +134,7 @@ def _mean_text(statistics: dict[str, float]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- plot
-def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
+def plot_points(runs: Sequence[GridRun], x_key: str) -> list[Point]:
     """Return the points of the plot of the mAP over the values of one swept key.
 
     There is one "panel" per split, and one "line" per combination of the other swept values without the seed. "x" is
@@ -149,7 +150,7 @@ def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
     return points
 
 
-def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
+def draw_plot(points: Sequence[Point], x_key: str) -> bytes:
     """Draw `plot_points` as a PNG file, with means over seeds ± the sample standard deviation, and x title `x_key`."""
     scale = {"title": "mAP (%)", "scale": alt.Scale(zero=False)}
     base = alt.Chart(alt.Data(values=points)).encode(x=x_axis(points, x_key), color=alt.Color("line:N", title=None))
@@ -161,7 +162,7 @@ def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
     return buffer.getvalue()
 
 
-def x_axis(points: Sequence[dict[str, Any]], title: str) -> alt.X:
+def x_axis(points: Sequence[Point], title: str) -> alt.X:
     """Return an x axis of texts or numbers, logarithmic if largest / smallest is at least _LOGARITHMIC_FROM."""
     values = list(dict.fromkeys(point["x"] for point in points))
     if any(isinstance(value, str) for value in values):

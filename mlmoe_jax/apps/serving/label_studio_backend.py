@@ -20,7 +20,7 @@ from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.request_images import read_body
-from mlmoe_jax.apps.serving.service import Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import Options, Result, Service, require_readable
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
@@ -77,12 +77,12 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
 
 async def _label(
     service: Service, task_images: TaskImages, addresses: Sequence[Any], arrived: Callable[[int], None]
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     """Return the results of images, of which at most `Limits.images` are read and labeled at a time.
 
     `arrived` is the function from `Service.admit`. It is called with the number of images of each part.
     """
-    results: list[dict[str, Any]] = []
+    results: list[Result] = []
     most = service.limits.images
     for start in range(0, len(addresses), most):
         part = addresses[start : start + most]
@@ -91,9 +91,7 @@ async def _label(
     return results
 
 
-def _predictions(
-    result: dict[str, Any], choices: Collection[str], version: str, tags: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _predictions(result: Result, choices: Collection[str], version: str, tags: dict[str, Any]) -> list[dict[str, Any]]:
     if "error" in result:
         return []
     labels = [label for label in result["labels"] if label in choices]

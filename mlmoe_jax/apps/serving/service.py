@@ -26,6 +26,7 @@ from mlmoe_jax.models.outputs import LABELS, Prediction
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.workers import WorkerLost, Workers
 
+Result = dict[str, Any]  # what `Service.results` returns about an image
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 _WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 _FIRST_FRAME = "it has several frames, of which the first is labeled"
@@ -51,7 +52,7 @@ class Options(BaseModel):
     attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
 
 
-def require_readable(results: Sequence[dict[str, Any]]) -> None:
+def require_readable(results: Sequence[Result]) -> None:
     """Raise HTTPException if the results of all images are errors."""
     if all("error" in result for result in results):
         raise HTTPException(422, results[0]["error"])
@@ -214,7 +215,7 @@ class Service:
         finally:
             self.active -= reserved
 
-    async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
+    async def results(self, images: RequestImages, options: Options) -> list[Result]:
         """Label images, and return one dict per image that can be written as JSON.
 
         Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability), `attributes`
@@ -264,7 +265,7 @@ class Service:
             status(f"{name}: {_FIRST_FRAME}")
         return image
 
-    def _result(self, name: str, image: _Decoded, output: Prediction, options: Options) -> dict[str, Any]:
+    def _result(self, name: str, image: _Decoded, output: Prediction, options: Options) -> Result:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}

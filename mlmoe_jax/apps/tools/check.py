@@ -35,11 +35,12 @@ from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 from mlmoe_jax.training.logistic.penalty_search import require_units
 from mlmoe_jax.training.objective import require_labels, training_labels
 
+Report = dict[str, Any]  # a part of the result of `check_data`
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
 
 # -------------------------------------------------------------------------------------------------------------- report
-def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
+def check_data(config: ConfigDict, sample: int = 0) -> Report:
     """Open every split of `config.data`, decode its images, and return a report that can be written as JSON.
 
     At most `sample` images per split are decoded, evenly spaced; 0 = all. Raises UserError if a split cannot be opened,
@@ -125,7 +126,7 @@ def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) ->
         ]
 
 
-def _describe(inspection: Inspection) -> dict[str, Any]:
+def _describe(inspection: Inspection) -> Report:
     split, images, errors = inspection
     labels_per_image = split.labels.count(POSITIVE, axis=1)
     bad = [{"id": split.ids[row], "missing": _is_missing(error), "why": str(error)} for row, error in errors.items()]
@@ -182,7 +183,7 @@ def _bad_images(inspection: Inspection) -> Iterator[str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
-def report_outcome(report: dict[str, Any]) -> Outcome:
+def report_outcome(report: Report) -> Outcome:
     """Return the report of `check_data` as tables and sentences to print. The exit code is 1 if there are problems."""
     root = f" in {report['root']}" if report["root"] else ""
     sentences = [f"{kind}: {sentence}" for kind in ("problem", "warning") for sentence in report[f"{kind}s"]]
@@ -196,7 +197,7 @@ def report_outcome(report: dict[str, Any]) -> Outcome:
     return Outcome(parts, report, FOUND_PROBLEMS if report["problems"] else DONE)
 
 
-def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
+def _split_table(splits: dict[str, Report]) -> Table:
     """Return a table with one column per split, from name of a split -> its statistics."""
     titles = {
         "images": "images",
@@ -222,7 +223,7 @@ def _value_text(value: int | float | list[int]) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
-def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
+def _usage_table(usage: Sequence[Report]) -> Table:
     """Return a table of the input that was given, used and left out, with one row per file or folder."""
     rows = [
         [
@@ -237,7 +238,7 @@ def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
     return Table(["input", "given", "used", "merged", "left out"], rows)
 
 
-def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
+def _class_table(classes: Sequence[str], splits: dict[str, Report]) -> Table:
     """Return a table of the number and share of images with each class, by decreasing frequency in the training split.
 
     If there are more than SHOWN_CLASSES classes, the rows in the middle are left out.
