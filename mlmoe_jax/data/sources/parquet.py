@@ -110,7 +110,7 @@ def open_container_split(
     rows = (row for plan in plans for row in _read_rows(container, plan))
     opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage, attributes)
     require_groups_and_paths(opened, place.folder, data_config.group_column)
-    if plans[0].path_column:
+    if plans[0].files:
         place.fetch(sorted({*opened.ids} & {*place.names}))
         return opened
     images = container.open_images(folder, list(files), place.folder, data_config.image_column)
@@ -148,11 +148,10 @@ class _Plan(NamedTuple):
 
     Attributes:
       name: path of the file below the folder of images.
-      files: all files below this folder.
       split: the split that the path names; None if it names none.
       columns: all columns of the file.
       image: the column of images, or of their paths.
-      path_column: `image` if it has paths; otherwise "".
+      files: all files below the folder of images if `image` has paths; otherwise none.
       marks: the columns of the split and of the group; None for one that there is not.
       own: attribute -> the column of its values.
       label: the column of labels; "" if there is one per class.
@@ -161,12 +160,11 @@ class _Plan(NamedTuple):
     """
 
     name: str
-    files: Collection[str]
     split: str | None
     given: LabelInput
     columns: Sequence[str]
     image: str
-    path_column: str
+    files: Collection[str]
     marks: Sequence[str | None]
     own: Mapping[str, str]
     label: str
@@ -198,10 +196,10 @@ def _plan_file(
     schema, image = read
     split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
     marks = (split_column, _find_named(schema, "group_column", given) or None)
-    path_column = image if image in find_columns(schema, TEXT) else ""
+    paths = files if image in find_columns(schema, TEXT) else frozenset()
     own = {name: column for name in given.attributes.values if (column := find_name(schema.names, name))}
     labels = _find_labels(schema, (image, *marks, *own.values()), given)
-    return _Plan(name, files, split, given, schema.names, image, path_column, marks, own, *labels)
+    return _Plan(name, split, given, schema.names, image, paths, marks, own, *labels)
 
 
 def _find_labels(
@@ -231,7 +229,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
     """Return the classes that the files name; UserError if two files differ."""
     first, *others = plans
     for plan in others:
-        if (plan.classes, bool(plan.path_column)) != (first.classes, bool(first.path_column)):
+        if (plan.classes, bool(plan.files)) != (first.classes, bool(first.files)):
             raise UserError(
                 f"{plan.given.path} has other classes or another kind of images than {first.given.path}; set data.root "
                 "to files of one kind"
@@ -254,7 +252,8 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
 # ---------------------------------------------------------------------------------------------------------------- rows
 def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file; UserError if cells do not have the form of labels."""
-    columns = list(filter(None, (*plan.label_columns, *plan.own.values(), *plan.marks, plan.path_column)))
+    paths = [plan.image] if plan.files else []
+    columns = list(filter(None, (*plan.label_columns, *plan.own.values(), *plan.marks, *paths)))
     for name, cells in container.read_cells(plan.given, columns):
         try:
             row = _make_row(plan, name, cells)
@@ -271,12 +270,12 @@ def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
 def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRow:
     """Return row `name` of a file."""
     image = f"{plan.name}#{name}"
-    if plan.path_column:
-        if not cells[plan.path_column]:
+    if plan.files:
+        if not cells[plan.image]:
             raise ValueError("it has no path of an image")
-        if len(cells[plan.path_column]) > LONGEST_PATH:
-            raise ValueError(f"its path has {len(cells[plan.path_column]):,} characters; store images as bytes")
-        image = cells[plan.path_column]
+        if len(cells[plan.image]) > LONGEST_PATH:
+            raise ValueError(f"its path has {len(cells[plan.image]):,} characters; store images as bytes")
+        image = cells[plan.image]
         beside = os.path.join(os.path.dirname(plan.name), image)
         if beside in plan.files or image not in plan.files:  # paths may also be relative to the folder of all files
             image = beside
