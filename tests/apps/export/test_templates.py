@@ -22,6 +22,7 @@ SIDE, LABELS = 8, ["red", "green", "blue"]
 DESCRIPTION = {
     "labels": LABELS,
     "thresholds": [0.5, 0.5, float("inf")],
+    "attributes": {},
     "preprocess": {"image_size": SIDE, "resize": "square", "exif": "apply", "reduced_decoding": False},
 }
 
