@@ -183,7 +183,7 @@ REFUSALS = [
     use(
         "no rows: deephaven 5530",
         {"image": pa.array([], pa.binary()), "labels": pa.array([], pa.string())},
-        "lists no images",
+        "{at} has no images of split train; set data.root to a folder with some",
     ),
     Refusal("an empty folder", None, of, "{at} has no Parquet files; set data.root"),
     Refusal(
@@ -313,6 +313,16 @@ def test_a_folder_of_spark_with_other_files_modin_4782(tmp_path):
     for name in ("_SUCCESS", "._SUCCESS.crc", ".part-00000-1b2c.c000.snappy.parquet.crc", "_committed_1", "notes.txt"):
         (tmp_path / name).write_text("x")
     assert len(of(tmp_path)) == 3
+
+
+def test_a_file_without_rows_may_have_columns_without_types(tmp_path):
+    """As a job of Spark or pandas leaves them."""
+    write(tmp_path / "train-0.parquet", {"image": pa.array([], pa.null()), "labels": pa.array([], pa.null())})
+    write(tmp_path / "train-1.parquet", COLUMNS)
+    split = of(tmp_path)
+    assert split.ids[0] == "train-1.parquet#0"
+    assert split.images.encoded(2) == png(2)
+    assert len(open_images(str(tmp_path), Usage("", ""))) == 3
 
 
 def test_folders_of_spark_are_columns(tmp_path):

@@ -123,9 +123,9 @@ def open_parquet(folder: str, names: Sequence[str], title: str, column: str = ""
         path = f"{folder}/{name}"
         versions.append(version_of(path))
         with open_file(path) as file:
-            columns.append(find_image_column(file.schema_arrow, column, path))
             digests.append(hashlib.sha256(pickle.dumps(file.metadata)).hexdigest())
             counts = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            columns.append(find_image_column(file.schema_arrow, column, path) if any(counts) else "")
             may_be_paths += _find_paths(file, columns[-1])
         sizes += counts
         groups += [(number, group, first) for group, first in enumerate(np.cumsum([0, *counts[:-1]])) if counts]

@@ -330,10 +330,12 @@ def _name_numbers(values: Sequence[Any], names: Sequence[str] | None, *, may_be_
 
 
 # ------------------------------------------------------------------------------------------------------------- Parquet
-def _read_schema(given: LabelInput) -> tuple[pa.Schema, str]:
+def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
     import pyarrow as pa  # here, because --help does without it
 
     with open_file(given.path) as file:
+        if not file.metadata.num_rows:  # its columns may have no types
+            return None
         schema = file.schema_arrow
     for name in _partitions(given):
         schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
