@@ -180,9 +180,9 @@ print("help:", help_text)
 print("page:", f"* {help_text.replace('data.mask', '`data.mask`')}" in reference_page())
 config = apply_overrides(default_config(), [("data.mask", "/home/ada/mask.png")])
 crop = apply_overrides(default_config(), [("data.resize", "crop")])
-print("unused:", find_unused(config, ["data.mask"]), find_unused(crop, ["data.mask"]))
+print("unused:", find_unused(config, [("data.mask", "")]), find_unused(crop, [("data.mask", "")]))
 stages = {mode: command.stages for mode, command in COMMANDS.items() if command.stages}
-print("unread:", *(mode for mode in stages if find_unread(["data.mask"], stages[mode])))
+print("unread:", *(mode for mode in stages if find_unread([("data.mask", "")], stages[mode])))
 print("name:", default_folder("vpt", [("data.mask", "mask.png"), ("seed", "1")]))
 print("shared:", repr(portable(config).data.mask))
 from mlmoe_jax.apps.export.run import describe_images

@@ -1,6 +1,6 @@
 """Validation of the whole config: each key on its own, and settings that must fit together."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
@@ -17,7 +17,7 @@ from mlmoe_jax.models.adapters.catalog import (
 )
 from mlmoe_jax.models.heads.catalog import HEADS, head_class
 from mlmoe_jax.models.loss_catalog import LOSSES
-from mlmoe_jax.runtime.keys import format_value
+from mlmoe_jax.runtime.keys import KeyValues, format_value
 
 _OF_TRAINED_MODELS = ("data", "image", "score", "measure", "report", "serve")  # the stages that such a model may run
 
@@ -52,10 +52,10 @@ def find_warnings(config: ConfigDict) -> list[str]:
     return messages
 
 
-def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
-    """Return one sentence for each key in `names` that has no effect, because of the values of other keys."""
+def find_unused(config: ConfigDict, overrides: KeyValues) -> list[str]:
+    """Return one sentence for each key in `overrides` that has no effect, because of the values of other keys."""
     values, messages = flatten(config), []
-    for name in names:
+    for name, _ in overrides:
         entry = entry_named(name)
         for condition, wanted in entry.only_if.items() if entry else ():
             if (value := values[condition]) not in wanted:
@@ -64,21 +64,21 @@ def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
     return messages
 
 
-def find_unread(names: Iterable[str], stages: Collection[str]) -> list[str]:
-    """Return the existing keys and sections among `names` that no stage in `stages` reads.
+def find_unread(overrides: KeyValues, stages: Collection[str]) -> list[str]:
+    """Return the names of the existing keys and sections in `overrides` that no stage in `stages` reads.
 
     `stages` are the parts of the program that a command runs, names in `runtime.stages.STAGES`.
     """
-    entries = {name: entry_named(name) for name in names}
+    entries = {name: entry_named(name) for name, _ in overrides}
     return [name for name, entry in entries.items() if entry and not set(entry.stages) & set(stages)]
 
 
-def require_changeable(names: Iterable[str]) -> None:
-    """Raise UserError if a key in `names` must keep its value of the training, or has no effect on a trained model."""
-    for name in names:
+def require_changeable(overrides: KeyValues) -> None:
+    """Raise UserError if a key in `overrides` must keep its trained value, or has no effect on a trained model."""
+    for name, value in overrides:
         if (entry := entry_named(name)) and "model" in entry.stages:
             raise UserError(f"--config.{name} cannot differ from the trained run's; leave it out")
-        if find_unread([name], _OF_TRAINED_MODELS):
+        if find_unread([(name, value)], _OF_TRAINED_MODELS):
             raise UserError(f"--config.{name} has no effect on a trained model; leave it out")
 
 

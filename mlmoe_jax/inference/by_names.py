@@ -80,7 +80,7 @@ def names_origin(file: str, backbone: str = "", overrides: Overrides = ()) -> Na
     if backbone not in ("", made_for):
         raise UserError(f"{file} has vectors for {made_for}, not for --backbone={backbone}; encode the names again")
     pairs = override_pairs(overrides)
-    for key in configuration.find_unread([key for key, _ in pairs], _STAGES):
+    for key in configuration.find_unread(pairs, _STAGES):
         raise UserError(f"--config.{key} has no effect on a prediction by names; leave it out")
     config = configuration.default_config()
     config.model.backbone.name, config.model.head.kind, config.model.head.names = made_for, "cosine", file

@@ -84,7 +84,7 @@ def encode_file(
     be read, or `output` cannot be written.
     """
     pairs = override_pairs(overrides)
-    for key in configuration.find_unread([key for key, _ in pairs], ("encode",)):
+    for key in configuration.find_unread(pairs, ("encode",)):
         known = ", ".join(keys_read("encode"))
         raise UserError(f"--config.{key} has no effect in mlmoe encode, which reads {known} alone")
     settings = configuration.apply_overrides(configuration.default_config(), pairs).model.backbone

@@ -261,7 +261,7 @@ def read_run(folder: RunFolder, overrides: KeyValues = (), *, own: bool = False)
         if not own and all(key != "data.image_size" for key, _ in overrides):
             require_usual_size(config)
         config.trainable = learned_rules(folder)
-    configuration.require_changeable([key for key, _ in overrides])
+    configuration.require_changeable(overrides)
     configuration.apply_overrides(config, overrides)
     configuration.validate(config)
     space = read_label_space(folder)

@@ -65,7 +65,7 @@ def test_every_stage_is_run_by_a_command_and_read_by_a_key():
     }.items(),
 )
 def test_what_a_command_does_not_read(mode, unread):
-    found = find_unread(KEYS, COMMANDS[mode].stages)
+    found = find_unread(KEYS.items(), COMMANDS[mode].stages)
     assert set(unread) <= set(found)
     images = {"data.image_size", "data.resize", "data.gray_bits", "data.exif", "data.workers", "data.crop_fraction"}
     if mode in ("train", "prune", "eval", "predict", "serve", "export"):

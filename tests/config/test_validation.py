@@ -119,4 +119,4 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
 )
 def test_keys_without_an_effect_are_named(key, settings, reason):
     config = apply_overrides(default_config(), [*settings.items()])
-    assert find_unused(config, [key]) == ([f"{key} has no effect, because {reason}"] if reason else [])
+    assert find_unused(config, [(key, "")]) == ([f"{key} has no effect, because {reason}"] if reason else [])

@@ -68,7 +68,9 @@ def _write_suggestions(folder: Folder, audit: Audit, applied: Sequence[str]) -> 
         return suggestions_table(audit, kept).csv().encode(errors="backslashreplace")
 
     try:
-        _refuse_open(folder)
+        for name in (pattern.format(SUGGESTIONS) for pattern in _EDITOR_FILES):
+            if folder.is_local and os.path.lexists(folder / name):
+                raise UserError(f"{folder / SUGGESTIONS} is open in an editor, as {name} says; close it")
         folder.update(path.name, content)
     except UserError as error:
         strict = False
@@ -78,13 +80,6 @@ def _write_suggestions(folder: Folder, audit: Audit, applied: Sequence[str]) -> 
     if kept:
         status(f"{quantity(len(kept), 'row')} with answers or notes kept")
     return path
-
-
-def _refuse_open(folder: Folder) -> None:
-    """Raise UserError if an editor has the CSV of suggestions open."""
-    for name in (pattern.format(SUGGESTIONS) for pattern in _EDITOR_FILES):
-        if folder.is_local and os.path.lexists(folder / name):
-            raise UserError(f"{folder / SUGGESTIONS} is open in an editor, as {name} says; close it")
 
 
 def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list[Suggestion]:

@@ -96,7 +96,7 @@ def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str) -> None
     """Log a warning about each key of the command line that has no effect in the config, or in `mode`."""
     import mlmoe_jax.config as configuration
 
-    for message in configuration.find_unused(config, [key for key, _ in overrides]):
+    for message in configuration.find_unused(config, overrides):
         logging.getLogger(__name__).warning(message)
     _warn_of_unread(overrides, mode, trained=False)
 
@@ -109,10 +109,9 @@ def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) ->
     """
     from mlmoe_jax.config import find_unread, require_changeable
 
-    keys = [key for key, _ in overrides]
     if trained:
-        require_changeable(keys)
-    for key in find_unread(keys, COMMANDS[mode].stages):
+        require_changeable(overrides)
+    for key in find_unread(overrides, COMMANDS[mode].stages):
         logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
@@ -247,8 +246,8 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
         bases, folder = method_points(methods, overrides), _open_folder(flags.workdir)
         cache_programs()
     points = combine_axes(bases, axes)
-    for key in (*axes, *(key for key, _ in overrides)):
-        if all(unused := [configuration.find_unused(point.config, [key]) for point in points]):
+    for given in (*dict.fromkeys(axes, "").items(), *overrides):
+        if all(unused := [configuration.find_unused(point.config, [given]) for point in points]):
             logging.getLogger(__name__).warning(*unused[0])
     return sweep(points, folder)
 
@@ -264,8 +263,14 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, parse_request
 
-    options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
-    request = parse_request(flags.table, overrides=overrides, **options)
+    request = parse_request(
+        flags.table,
+        only=flags.only,
+        dataset=flags.dataset,
+        root=flags.root,
+        seeds=flags.seeds,
+        overrides=overrides,
+    )
     workdir = flags.workdir or WORKDIR
     if flags.dry_run:
         return Outcome([dry_run(request, workdir)])
@@ -569,8 +574,14 @@ def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.hub.push import push
 
-    options = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
-    return push(_open_folder(flags.workdir), flags.repo, output=flags.output, **options)
+    return push(
+        _open_folder(flags.workdir),
+        flags.repo,
+        revision=flags.revision,
+        private=flags.private,
+        license_name=flags.license,
+        output=flags.output,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- prepare
@@ -643,7 +654,7 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.config import find_unread
 
     # Labels are written as a training reads them.
-    for key in find_unread([key for key, _ in overrides], ("data", "image", "train")):
+    for key in find_unread(overrides, ("data", "image", "train")):
         raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
     return write_labels(config, flags.format, flags.output)
 
@@ -702,5 +713,7 @@ def _compile(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides, flags.mode)
     from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 
-    options = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
-    return check_outcome(check_steps(config, flags.topology, **options))
+    report = check_steps(
+        config, flags.topology, find_batch=flags.find_batch, num_labels=flags.labels, quick=flags.quick
+    )
+    return check_outcome(report)

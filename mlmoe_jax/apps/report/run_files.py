@@ -213,7 +213,7 @@ class RunFiles(StoredRun):
         if not self.has(name):
             return []
         with self.folder.reading(name):
-            rows = read_rows(io.StringIO(self.folder.read_bytes(name).decode(), newline=""))
+            rows = read_rows(io.StringIO(self.folder.read_text(name), newline=""))
             return [{key: cell if key in _NAMES else float(cell or "nan") for key, cell in row.items()} for row in rows]
 
 

@@ -111,11 +111,11 @@ def open_split_to_fit(run: StoredRun, overrides: KeyValues, stage: str) -> tuple
     UserError if the split to fit on has no stored scores, or is a test split whose metrics the run reports.
     """
     config = run.config
-    for key in configuration.find_unread([key for key, _ in overrides], (stage,)):
+    for key in configuration.find_unread(overrides, (stage,)):
         raise UserError(f"--config.{key} cannot be set here; only {', '.join(keys_read(stage))} can")
     configuration.apply_overrides(config, overrides)
     configuration.validate(config)
-    for message in configuration.find_unused(config, [key for key, _ in overrides]):
+    for message in configuration.find_unused(config, overrides):
         logging.getLogger(__name__).warning(message)
     # Only a model with this head can be untrained, and a file of other models can be large.
     origin = read_origin(run.folder) if config.model.head.kind == "cosine" else {}

@@ -80,7 +80,7 @@ def test_two_fits_at_once_keep_both_results(folder, monkeypatch, long, short):
     fit, other = getattr(module, name), threading.Thread(target=short, args=(folder,))
 
     def meanwhile(*values):
-        monkeypatch.setattr(module, name, fit)
+        monkeypatch.setattr(module, name, fit)  # the other one may fit the thresholds again
         other.start()
         other.join(0.2)
         assert not (folder / "thresholds.json").exists()
