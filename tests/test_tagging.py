@@ -118,3 +118,26 @@ def test_the_program_has_features_and_maps(place):
     follow("Features and maps")
     described = json.loads((place[0] / "exported" / "model.json").read_text())
     assert [*described["outputs"]] == ["probability", "features", "map"]
+
+
+@pytest.mark.budget(60)
+def test_a_column_becomes_an_attribute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keywords = write_photographs(tmp_path / "new_cars", 12, 1, tagged=False)
+    given = write_photographs(tmp_path / "cars", 48, 0, tagged=False)
+    colors = [
+        path.name + "," + ";".join(names) + f",{'red' if 'red' in names else 'other'}" for path, names in given.items()
+    ]
+    (tmp_path / "cars" / "labels.csv").write_text("\n".join(["image,labels,color", *colors]) + "\n")
+    follow("Attributes")
+    rows = csv_rows(tmp_path / "cars.csv")
+    assert len(rows) == len(keywords)
+    right = [
+        row["color"] == ("red" if "red" in names else "other")
+        for row, names in zip(rows, keywords.values(), strict=True)
+    ]
+    assert np.mean(right) > 0.7
+    for row in rows:
+        values = [float(row["color: red"]), float(row["color: other"])]
+        assert sum(values) == pytest.approx(1, abs=1e-5)
+        assert row["color"] == ("red" if values[0] > values[1] else "other")
