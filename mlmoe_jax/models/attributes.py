@@ -59,8 +59,8 @@ class AttributeSoftmax:
         is_top = values.argmax(axis=-1)[..., None] == np.arange(labels.shape[1])
         top = xp.where(is_top, values, 0).sum(axis=-1, keepdims=True)  # max divides its gradient among equal values
         others = xp.where(is_top, -np.inf, values)
-        # No difference of nearly equal numbers: of the largest value, the others are summed alone, and from the sum
-        # for another value, which includes the largest, at most half is subtracted.
+        # No difference of nearly equal numbers: for the largest value, a sum without it is computed alone. For another
+        # value, at most half of the whole sum is subtracted.
         second = others.max(axis=-1, keepdims=True)
         rest_of_top = second + xp.log(xp.exp(others - second).sum(axis=-1, keepdims=True))
         parts = xp.exp(others - top)

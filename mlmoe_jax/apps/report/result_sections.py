@@ -31,17 +31,24 @@ def metrics(files: RunFiles) -> list[Any]:
         group = GROUPS[key]
         if meanings := {name: meaning for name in names if (meaning := _meaning(name, group.meanings))}:
             parts.append(_metric_table(f"metrics-{key}", group.caption, meanings, files))
-    for name, table in files.results[files.main].confusions.items():
-        columns = [name, *((value, "count") for value in table["values"])]
-        rows = [[value, *counts] for value, counts in zip(table["values"], table["images"], strict=True)]
-        caption = f"{name} of the images of {files.main}: the given value in rows, the most probable one in columns"
-        parts.append(PageTable(f"confusion-{name}", columns, rows, caption))
+        if key == "attributes":
+            parts += _confusion_tables(files)
     for at in dict.fromkeys(name.partition("@")[2] for name in names if name.partition("@")[0] in PREDICTION_METRICS):
         meanings = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
         caption = f"{PREDICTIONS.caption} at {at}: {_meaning(at, THRESHOLD_MEANINGS)}"
         table = _metric_table(f"metrics-at-{at}", caption, meanings, files)
         parts.append(table if at == f"{files.main_settings.threshold:g}" else Details(f"Metrics at {at}", [table]))
     return parts
+
+
+def _confusion_tables(files: RunFiles) -> list[PageTable]:
+    tables = []
+    for name, table in files.results[files.main].confusions.items():
+        columns = [name, *((value, "count") for value in table["values"])]
+        rows = [[value, *counts] for value, counts in zip(table["values"], table["images"], strict=True)]
+        caption = f"{name} of the images of {files.main}: the given value in rows, the most probable one in columns"
+        tables.append(PageTable(f"confusion-{name}", columns, rows, caption))
+    return tables
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:

@@ -38,7 +38,7 @@ from mlmoe_jax.runtime.machine import cores
 
 LEAST_IMAGES, LEAST_POSITIVES = 50, 10  # of a split, over all labels
 CALIBRATION_FOLDS = 5  # of the cross-validation of the metrics after the fit
-_LEAST_SCALE, _MOST_SCALE = 1e-2, 1e2  # the latter of an attribute
+_LEAST_SCALE, _MOST_SCALE = 1e-2, 1e2  # the largest is a bound for attributes alone
 _ROUNDS, _NEWTON_STEPS = 20, 100
 _NEGLIGIBLE_STEP = 1e-8  # whose square is the error that is left
 _BLOCK = 2**15  # entries whose arrays stay in the cache of a core

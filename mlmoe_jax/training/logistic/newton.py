@@ -216,6 +216,10 @@ class _NewtonSystem(NamedTuple):
         """Return the change of the first derivatives of the losses by the margins, for a small change of margins."""
         if self.problem.joined == 1:
             return self.curvature * change
+        # Without the change of the most probable label, whose share is nearly 1, no difference cancels.
+        shares = self.shares.reshape(len(change), self.problem.joined, -1)
+        is_top = jax.nn.one_hot(shares.argmax(axis=1), self.problem.joined, axis=1).reshape(change.shape)
+        change = change - self.problem.join(is_top * change)
         mean = self.problem.join(self.shares * change)
         return self.problem.penalty * self.problem.counted * self.shares * (change - mean)
 

@@ -112,7 +112,7 @@ def fit_logistic(
     """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
     A label that is positive for all images or for none gets no weights and the bias ±log(n + 1). With an `origin`, such
-    a label keeps the weights and the bias of `origin` instead. `attributes` are those of the labels.
+    a label keeps the weights and the bias of `origin` instead. `attributes` have indices of labels.
 
     Args:
       codes: label codes, as `difficult`, in `data.label_codes.targets`.
