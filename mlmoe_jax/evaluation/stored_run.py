@@ -6,7 +6,6 @@ Shape letters: N images, K labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -138,11 +137,6 @@ class StoredRun:
     def reported_tree(self) -> LabelTree:
         """The label tree with which the reported scores are consistent: attributes alone without `eval.consistent`."""
         return self.tree.consistent(self.config.eval.consistent)
-
-    def reported_split(self, name: str) -> SplitScores:
-        """Return the readable images of a split with their scores as the run reports them, see `correct`."""
-        raw = self.split(name).readable()
-        return replace(raw, scores=self.correct(raw.scores))
 
     def correct(self, scores: np.ndarray) -> np.ndarray:
         """Return the reported probabilities for raw ones, f64[N,K]: calibrated, and consistent with the label tree."""

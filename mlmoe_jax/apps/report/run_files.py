@@ -129,7 +129,7 @@ class RunFiles(StoredRun):
     @property
     def corrected(self) -> SplitScores | None:
         """The scores of the main split as the run reports them; None without stored scores."""
-        return self.reported_split(self.main) if self.has_scores else None
+        return None if self.raw is None else replace(self.raw, scores=self.correct(self.raw.scores))
 
     @cached_property
     def predictions(self) -> Predictions | None:
