@@ -118,8 +118,7 @@ def export_run(
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:
-        thresholds = predictor.by_name(predictor.thresholds)
-        predictor = Predictor(merge_run(predictor.run), thresholds, predictor.source)
+        predictor = _merge_adapters(predictor)
     description = describe_model(predictor, kind, names)
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
     export = Export(predictor.run, path, description, include_frozen, sample, names)
@@ -130,6 +129,11 @@ def export_run(
     trained = export.description["trained"]
     line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
     return Outcome([line], exit_code=OUTDATED if export.run.outdated else DONE)
+
+
+def _merge_adapters(predictor: Predictor) -> Predictor:
+    """Return a predictor whose adapters are merged into the weights of the backbone."""
+    return Predictor(merge_run(predictor.run), predictor.by_name(predictor.thresholds), predictor.source)
 
 
 def _split_outputs(outputs: str) -> list[str]:
