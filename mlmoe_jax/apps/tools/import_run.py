@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.by_names import NOTES, NamesOrigin
@@ -51,12 +52,8 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     origin = _find_origin(config)
     folder.require_creatable()
     preprocess, mesh = preprocess_for(config), setup_jax(config)
-    if (space := origin.label_space) is not None:
-        parts = origin.parts(space)
-        with folder.writing_by_first():
-            if distributed.is_first():
-                write_adapter(folder, parts.learned, NOTES)
-                write_run_metadata(folder, config, space, preprocess, parts)
+    if origin.label_space is not None:
+        _write_untrained(origin, folder, preprocess)
         return
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     space = label_space_for(config, split)
@@ -73,6 +70,15 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
+
+
+def _write_untrained(origin: Origin, folder: RunFolder, preprocess: Preprocess) -> None:
+    space = origin.label_space
+    parts = origin.parts(space)
+    with folder.writing_by_first():
+        if distributed.is_first():
+            write_adapter(folder, parts.learned, NOTES)
+            write_run_metadata(folder, origin.config, space, preprocess, parts)
 
 
 def _find_origin(config: ConfigDict) -> Origin:

@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.build_steps import abstract_steps
 
-Report = dict[str, Any]  # a result of `examine` or `check_steps`
+Findings = dict[str, Any]  # a result of `examine` or `check_steps`
 # Without these variables libtpu queries the metadata service of the cloud.
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -158,7 +158,7 @@ def _parse_size(number: str, unit: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- compiling
-def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool) -> Report:
+def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool) -> Findings:
     """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
     `capacity` is the memory of a device in bytes; None if unknown. If `quick`, the options QUICK are used.
@@ -218,7 +218,7 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 # --------------------------------------------------------------------------------------------------- the command
 def check_steps(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
-) -> Report:
+) -> Findings:
     """Compile the training and the evaluation step of a config, and return a report.
 
     Args:
@@ -257,14 +257,14 @@ def check_steps(
     }
 
 
-def _examine_steps(programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool) -> dict[str, Report]:
+def _examine_steps(programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool) -> dict[str, Findings]:
     """Return the reports of `examine` for train and eval.
 
     With `find_batch`, the training batch is the largest that fits; otherwise it has `train.batch_size` images.
     """
     config, devices = programs.config, programs.devices
 
-    def examine_step(name: str, program: StepProgram) -> Report:
+    def examine_step(name: str, program: StepProgram) -> Findings:
         images = quantity(program.batch_size // devices, "image")
         status(f"compiling the {name} step, {images} per device on {quantity(devices, 'device')}")
         return examine(program, devices, capacity, quick=quick)
@@ -276,7 +276,7 @@ def _examine_steps(programs: Programs, capacity: int | None, *, find_batch: bool
 
     if find_batch:
         unit = config.train.accumulate * devices
-        reports: dict[int, Report] = {}
+        reports: dict[int, Findings] = {}
         train = reports[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
     else:
         train = examine_step("train", programs.training(config.train.batch_size))
@@ -284,7 +284,7 @@ def _examine_steps(programs: Programs, capacity: int | None, *, find_batch: bool
     return {"train": train, "eval": examine_step("eval", evaluation)}
 
 
-def check_outcome(report: Report) -> Outcome:
+def check_outcome(report: Findings) -> Outcome:
     """Return a report of `check_steps` as text to print. The exit code is 1 if a step does not fit into memory."""
     devices = f"{quantity(report['chips'], 'chip')}, {quantity(report['devices'], 'device')} ({report['device']})"
     lines = [f"{report['topology']}: {devices}", f"mesh: {report['mesh']}"]
@@ -299,7 +299,7 @@ def check_outcome(report: Report) -> Outcome:
     return Outcome(["\n".join(lines)], report, FOUND_PROBLEMS if report["fits"] is False else DONE)
 
 
-def _verdict(step: Report, capacity: int | None) -> str:
+def _verdict(step: Findings, capacity: int | None) -> str:
     needs = f"needs {step['needed'] / GIB:.2f} GiB"
     if capacity is None:
         return f"{needs}; whether it fits is unknown"
