@@ -63,10 +63,8 @@ def _read_labels(image: ElementTree.Element, attributes: AttributeValues) -> dic
             if attribute.get("name") in attributes.values and (value := (attribute.text or "").strip()):
                 codes[f"{attribute.get('name')}: {value}"] = POSITIVE
         if label is not None and (label != HOLDER or not attributes.values):
-            difficult = any(
-                attribute.get("name") == "difficult" and (attribute.text or "").strip() == "true"
-                for attribute in shape.iter("attribute")
-            )
+            marks = shape.iterfind(".//attribute[@name='difficult']")
+            difficult = any((mark.text or "").strip() == "true" for mark in marks)
             codes[label] = DIFFICULT if difficult and codes.get(label) != POSITIVE else POSITIVE
     return codes
 

@@ -108,7 +108,7 @@ def _read(given: LabelInput) -> LabelRows:
     own = tuple(given.attributes.values)
     tasks = json.loads(read_bytes(path))
     splits: dict[str, str | None] = {}
-    annotations: dict[str, list[Json]] = {}  # of each image, which several tasks may show
+    annotations = defaultdict(list)  # of each image, which several tasks may show
     shown = [task.get("data", task) for task in tasks]  # in JSON-MIN, the annotation is beside the data
     if other := next((data for data in shown if key not in data), None):
         raise UserError(
@@ -120,7 +120,7 @@ def _read(given: LabelInput) -> LabelRows:
         split = data.get(find_name(data, SPLIT_COLUMN))
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
-        annotations.setdefault(image, []).extend(_list_annotations(task, (control, *own)))
+        annotations[image] += _list_annotations(task, (control, *own))
     results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
     controls = {result["from_name"] for result in results if result.get("type") == "choices"}
     if controls and controls.isdisjoint(own):
@@ -132,7 +132,7 @@ def _read(given: LabelInput) -> LabelRows:
 
 def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], controls: Sequence[str]) -> None:
     """Note the results of other tags than `controls`, and the rows with unknown labels, in an account."""
-    unused = [result for result in results if result.get("type") != "choices" or result["from_name"] not in controls]
+    unused = [result for result in results if not _is_chosen(result, controls)]
     if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
         count = quantity(len(unused), "result")
         tags = f"{count} of tags other than {', '.join(controls)}"
@@ -142,6 +142,11 @@ def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow]
         usage.notes.append(
             f"has {count} with labels that are unknown, since annotations differ: {abbreviate(disputed, 3)}"
         )
+
+
+def _is_chosen(result: Json, controls: Sequence[str]) -> bool:
+    """Return whether a result has the choices of one of the <Choices> tags `controls`."""
+    return result.get("type") == "choices" and result["from_name"] in controls
 
 
 def _list_annotations(task: Json, controls: Sequence[str]) -> list[Json]:
@@ -176,7 +181,7 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Json], contro
         {
             name if result["from_name"] == control else f"{result['from_name']}: {name}"
             for result in annotation["result"] or ()
-            if result.get("type") == "choices" and result["from_name"] in (control, *own)
+            if _is_chosen(result, (control, *own))
             for name in _read_names(result["value"])
         }
         for annotation in truths or annotations
