@@ -55,6 +55,11 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
     assert not wrong
 
 
+def test_the_readme_leads_to_every_page():
+    linked = {(REPOSITORY / address).resolve() for address, _ in links(REPOSITORY / "README.md") if address}
+    assert not set(DOCS.glob("*.md")) - linked
+
+
 def test_links_are_found():
     assert sum(len(links(page)) for page in ALL_PAGES) > 150
     assert "the-exact-fast-path" in anchors(DOCS / "architecture.md")
