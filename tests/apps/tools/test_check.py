@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,6 +207,14 @@ def test_what_a_training_would_refuse_is_a_problem(fit, codes, says, data_set):
     problems = json.loads(outcome.json())["problems"]
     assert [says in problem for problem in problems] == ([True] if says else [])
     assert outcome.exit_code == (1 if says else 0)
+
+
+def test_categories_that_do_not_fit_are_a_problem(data_set):
+    config = data_set(**GOOD)
+    config.data.categories = "kinds.csv"
+    Path(config.data.root, "kinds.csv").write_text("label,category\na,x\n")
+    (problem,) = check_data(config)["problems"]
+    assert "has no category for 3 labels" in problem
 
 
 def test_missing_and_unreadable_images_are_problems(data_set):
