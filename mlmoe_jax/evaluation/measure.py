@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
@@ -25,6 +25,7 @@ from mlmoe_jax.evaluation.results import (
     SplitResult,
     SplitScores,
     metric_scores,
+    read_split_results,
     write_rows,
     write_scores,
     write_split_results,
@@ -39,6 +40,7 @@ from mlmoe_jax.runtime.text import percent, quantity
 Metrics = dict[str, float]  # name -> fraction
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
 _HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
+MOST_VALUES = 12  # of an attribute whose confusions are printed
 _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns of per_class.csv
 
 
@@ -209,3 +211,17 @@ def results_table(results: Results, *, every: bool = False) -> Table:
     columns = [Column("metric, %", align="<"), *(Column(split, percent, width=10) for split in results)]
     rows = [[name, *(values.get(name) for values in results.values())] for name in [*further, *main]]
     return Table(columns, rows, document=results)
+
+
+def confusion_tables(folder: RunFolder, splits: Collection[str]) -> list[Table]:
+    """Return the stored table of confusions of each split and attribute with at most MOST_VALUES values."""
+    return [
+        Table(
+            [name, *one["values"]],
+            [[value, *counts] for value, counts in zip(one["values"], one["images"], strict=True)],
+            title=f"images of {split} by their {name} (rows) and their most probable {name} (columns)",
+        )
+        for split, entry in read_split_results(folder).items()
+        for name, one in entry.confusions.items()
+        if split in splits and len(one["values"]) <= MOST_VALUES
+    ]

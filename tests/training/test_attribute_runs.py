@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.measure import confusion_tables
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
@@ -68,6 +69,22 @@ def test_metrics_and_outputs_have_the_attribute(folder, tmp_path):
         assert [row["color"] for row in rows] == best
     assert main(["report", f"--workdir={folder.path}"]) == 0
     assert 'id="confusion-color"' in (folder.path / "report.html").read_text()
+
+
+@pytest.mark.budget(30)
+def test_an_evaluation_prints_the_confusions_of_few_values(folder, capsys, monkeypatch):
+    evaluate = ["eval", f"--workdir={folder.path}", "--config.report.samples=0"]
+    assert main(evaluate) == 0
+    out = capsys.readouterr().out
+    images = StoredRun(folder).results["test"].confusions["color"]["images"]
+    rows = [
+        ["color", "blue", "green", "red"],
+        *([name, *map(str, row)] for name, row in zip(sorted(COLORS), images, strict=True)),
+    ]
+    _, table = out.split("images of test by their color (rows) and their most probable color (columns)\n")
+    assert [line.split() for line in table.splitlines()] == rows
+    monkeypatch.setattr("mlmoe_jax.evaluation.measure.MOST_VALUES", 2)
+    assert confusion_tables(folder, ["test"]) == confusion_tables(folder, ["val"]) == []
 
 
 def test_values_are_renamed_and_left_out_but_not_joined(folder, tmp_path):

@@ -22,7 +22,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import is_read_only
 from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.stages import STAGES
-from mlmoe_jax.runtime.table import Outcome
+from mlmoe_jax.runtime.table import Outcome, Table
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -220,10 +220,10 @@ def _finish_training(results: Results, config: ConfigDict, folder: RunFolder, fl
     return _show_results(results, flags, f"run folder: {folder}\n{following}")
 
 
-def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
+def _show_results(results: Results, flags: Namespace, *further: Table | str) -> Outcome:
     from mlmoe_jax.evaluation.measure import results_table
 
-    return Outcome([results_table(results, every=flags.verbose), *notes])
+    return Outcome([results_table(results, every=flags.verbose), *further])
 
 
 def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -309,10 +309,12 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     cache_programs()
     _warn_of_unread(overrides, "eval")
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
+    from mlmoe_jax.evaluation.measure import confusion_tables
     from mlmoe_jax.runs.restore import open_run
 
     run = open_run(folder, overrides, which=flags.checkpoint, own=True)
-    outcome = _show_results(evaluate_opened(folder, run), flags)
+    results = evaluate_opened(folder, run)
+    outcome = _show_results(results, flags, *confusion_tables(folder, results))
     return replace(outcome, exit_code=run.exit_code)
 
 
