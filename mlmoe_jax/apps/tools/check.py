@@ -82,7 +82,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> Report:
 
 def _training_problems(config: ConfigDict, train_split: Split) -> list[str]:
     """Return the sentence with which a training by the config would refuse the training split; [] if it would not."""
-    labels = training_labels(config, hide_positives(train_split, config.data).labels)
+    labels = training_labels(config, hide_positives(train_split, config.data).labels, tree=train_split.tree)
     try:
         require_labels(config, labels)
         if path := config.data.categories:
