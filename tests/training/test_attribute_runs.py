@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
+from mlmoe_jax.apps.report.predictions import VALUE_RULE
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.errors import UserError
@@ -68,7 +69,9 @@ def test_metrics_and_outputs_have_the_attribute(folder, tmp_path):
             rows = list(csv.DictReader(file)) if name == "p.csv" else list(map(json.loads, file))
         assert [row["color"] for row in rows] == best
     assert main(["report", f"--workdir={folder.path}"]) == 0
-    assert 'id="confusion-color"' in (folder.path / "report.html").read_text()
+    page = (folder.path / "report.html").read_text()
+    assert 'id="confusion-color"' in page
+    assert page.count(VALUE_RULE) == 2
 
 
 @pytest.mark.budget(30)

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, PageTable
+from mlmoe_jax.apps.report.predictions import VALUE_RULE
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import Comparison, MetricChange, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
@@ -192,6 +193,7 @@ def thresholds(files: RunFiles) -> list[Any]:
     """
     stored = files.thresholds
     source, parts = stored.source, [Note("A label is predicted if its probability is at least its threshold.")]
+    parts += [Note(VALUE_RULE)] * bool(files.tree.attributes)
     if "goal" not in source:
         origin = f"were fitted on {source['split']}" if source else "are fixed; mlmoe thresholds fits them"
         return [*parts, Note(f"The thresholds of the table of labels {origin}. A dash: the label is never predicted.")]
