@@ -288,6 +288,10 @@ FILES = [
         "data.root is '', which is not a folder; set it to the folder of your images, with the table {split}.csv",
         root="",
     ),
+    use(
+        "a root in a bucket", "gs://b/x is an address, and data.name=csv reads local files; copy them", root="gs://b/x"
+    ),
+    use("a table in a bucket", "gs://b/t.csv is an address, and data.name=csv reads", table="gs://b/t.csv"),
     use("a root that is no folder", "data.root is '{at}/no', which is not a folder; set it to", root="{at}/no"),
     use("no table", "there is no {at}/val.csv for split val; correct data.table, which is {split}.csv", split="val"),
     use(
