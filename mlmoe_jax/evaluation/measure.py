@@ -40,7 +40,6 @@ from mlmoe_jax.runtime.text import percent, quantity
 Metrics = dict[str, float]  # name -> fraction
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
 _HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
-MOST_VALUES = 12  # of an attribute whose confusions are printed
 _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns of per_class.csv
 
 
@@ -214,14 +213,14 @@ def results_table(results: Results, *, every: bool = False) -> Table:
 
 
 def confusion_tables(folder: RunFolder, splits: Collection[str]) -> list[Table]:
-    """Return the stored table of confusions of each split and attribute with at most MOST_VALUES values."""
+    """Return the stored table of confusions of each of the splits and each attribute."""
     return [
         Table(
             [name, *one["values"]],
             [[value, *counts] for value, counts in zip(one["values"], one["images"], strict=True)],
-            title=f"images of {split} by their {name} (rows) and their most probable {name} (columns)",
+            title=f"{name} of the images of {split}: the given value in rows, the most probable one in columns",
         )
         for split, entry in read_split_results(folder).items()
         for name, one in entry.confusions.items()
-        if split in splits and len(one["values"]) <= MOST_VALUES
+        if split in splits
     ]

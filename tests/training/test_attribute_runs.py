@@ -84,10 +84,12 @@ def test_an_evaluation_prints_the_confusions_of_few_values(folder, capsys, monke
         ["color", "blue", "green", "red"],
         *([name, *map(str, row)] for name, row in zip(sorted(COLORS), images, strict=True)),
     ]
-    _, table = out.split("images of test by their color (rows) and their most probable color (columns)\n")
+    _, table = out.split("color of the images of test: the given value in rows, the most probable one in columns\n")
     assert [line.split() for line in table.splitlines()] == rows
-    monkeypatch.setattr("mlmoe_jax.evaluation.measure.MOST_VALUES", 2)
-    assert confusion_tables(folder, ["test"]) == confusion_tables(folder, ["val"]) == []
+    monkeypatch.setattr("mlmoe_jax.apps.cli.commands._MOST_VALUES", 2)
+    assert main(evaluate) == 0
+    assert "color of the images" not in capsys.readouterr().out
+    assert confusion_tables(folder, ["val"]) == []
 
 
 def test_values_are_renamed_and_left_out_but_not_joined(folder, tmp_path):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
 _RUN = tuple(set(STAGES) - {"pack", "prune", "encode"})  # the stages of a training, whose config later commands read
+_MOST_VALUES = 12  # of an attribute whose confusions mlmoe eval prints
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,8 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
 
     run = open_run(folder, overrides, which=flags.checkpoint, own=True)
     results = evaluate_opened(folder, run)
-    outcome = _show_results(results, flags, *confusion_tables(folder, results))
+    tables = [table for table in confusion_tables(folder, results) if len(table.rows) <= _MOST_VALUES]
+    outcome = _show_results(results, flags, *tables)
     return replace(outcome, exit_code=run.exit_code)
 
 
