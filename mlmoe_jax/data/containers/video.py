@@ -194,15 +194,17 @@ def _is_cut(container: InputContainer, end: Fraction, stamps: list[int]) -> bool
 
 def _are_fragments_whole(address: str, size: int) -> bool:
     """Return whether the boxes of an MP4 with fragments end with the file. FFmpeg ends at a damaged box, unsaid."""
-    position, kinds = 0, {b"0000"}
+    position, kind, has_fragments = 0, b"ftyp", False
     with open_source(address) as file:
-        while position < size and all(map(bytes.isalnum, kinds)):
+        while position < size and kind.isalnum():
             file.seek(position)
             header = file.read(16)
-            length = int.from_bytes(header[8:] if header[:4] == b"\0\0\0\1" else header[:4])
-            kinds.add(header[4:8])
+            kind, length = header[4:8], int.from_bytes(header[:4])
+            if length == 1:  # a longer one follows
+                length = int.from_bytes(header[8:])
             position += length or size
-    return b"moof" not in kinds or position == size
+            has_fragments |= kind == b"moof"
+    return position == size or not has_fragments
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
