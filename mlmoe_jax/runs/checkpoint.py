@@ -23,7 +23,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mlmoe_jax.errors import DONE, OUTDATED, DiskError, UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
@@ -50,11 +50,6 @@ class Restored:
     notes: dict[str, Any]
     selected: Any = None
     state: Any = None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a command that uses the checkpoint."""
-        return OUTDATED if self.step < self.newest else DONE
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
@@ -73,7 +73,7 @@ class Run:
       frozen: path -> array, the frozen parameters.
       label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
       own: whether `config` says which data are the run's. It does not if the model may be somebody else's.
-      notes: the notes of the checkpoint, and the entry `exit_code` of a command that uses it.
+      notes: the notes of the checkpoint, and the entry `outdated`, whether the newest checkpoint was damaged.
       scores: function from logits to the reported probabilities.
     """
 
@@ -90,9 +90,9 @@ class Run:
     own: bool = True
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of a command: OUTDATED if an older checkpoint is used, because the newest is damaged."""
-        return self.notes.get("exit_code", DONE)
+    def outdated(self) -> bool:
+        """Whether the values come from an older checkpoint, because the newest checkpoint is damaged."""
+        return self.notes.get("outdated", False)
 
     @property
     def step(self) -> int:
@@ -204,7 +204,7 @@ def open_run(folder: RunFolder, overrides: KeyValues = (), *, which: str = BEST,
     """Restore a trained model from a run folder, with matmuls in `eval.dtype`.
 
     Published backbone weights are read from their own file. If the newest checkpoint is damaged, the preceding
-    checkpoint is used, which `exit_code` says.
+    checkpoint is used, and the run is `outdated`.
 
     Args:
       overrides: pairs (dotted key, text) that replace keys of the run's config. Only keys that do not change the
@@ -226,7 +226,7 @@ def open_run(folder: RunFolder, overrides: KeyValues = (), *, which: str = BEST,
     mesh = setup_jax(config, training=False)
     parts = parts_of_run(folder, config, label_space)
     restored = restored_values(folder, parts, mesh, which)
-    if restored.exit_code == OUTDATED:
+    if outdated := restored.step < restored.newest:
         _logger.warning(
             f"checkpoint {restored.newest} is damaged, so checkpoint {restored.step} is used; "
             f"--checkpoint={restored.step} uses it without this warning"
@@ -241,7 +241,7 @@ def open_run(folder: RunFolder, overrides: KeyValues = (), *, which: str = BEST,
         frozen=shard_tree(parts.frozen, mesh, label_axes),
         mesh=mesh,
         label_axes=label_axes,
-        notes={**restored.notes, "exit_code": restored.exit_code},
+        notes={**restored.notes, "outdated": outdated},
         own=own or not folder.is_shared,
     )
 

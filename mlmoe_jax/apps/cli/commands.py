@@ -18,7 +18,7 @@ from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, PartOptions, wants_parts
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, success
 from mlmoe_jax.runtime.files import is_read_only
 from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.stages import STAGES
@@ -317,7 +317,7 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     results = evaluate_opened(folder, run)
     tables = [table for table in confusion_tables(folder, results) if len(table.rows) <= _MOST_VALUES]
     outcome = _show_results(results, flags, *tables)
-    return replace(outcome, exit_code=run.exit_code)
+    return replace(outcome, exit_code=success(run.outdated))
 
 
 @_command(

@@ -11,6 +11,7 @@ from pathlib import Path
 from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.apps.hub.upload import require_token, upload_model
 from mlmoe_jax.config import portable
+from mlmoe_jax.errors import success
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
@@ -57,20 +58,20 @@ def push(
     with tempfile.TemporaryDirectory() as temporary:
         path = target or Path(temporary) / "model"
         with atomic_folder(path) as partial:
-            exit_code = write_shared(folder, RunFolder(partial), address, license_name)
+            outdated = write_shared(folder, RunFolder(partial), address, license_name)
         size = megabytes(sum(file.stat().st_size for file in path.iterdir()))
         if target is None:
             line = f"{address}: {size}; {upload_model(path, address, list(FILES), private=private)}"
         else:
             line = f"{size} written to {target}, and nothing was uploaded; leave --output out to upload it"
-    return Outcome([line], exit_code=exit_code)
+    return Outcome([line], exit_code=success(outdated))
 
 
-def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> int:
+def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> bool:
     """Write the files of a shared model to the existing folder `target`, with the card for `address`, see `push`.
 
-    Returns the exit code of the command, as `Run.exit_code`. Raises UserError if the run has no results, or under the
-    conditions of `open_run`.
+    Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if
+    the run has no results, or under the conditions of `open_run`.
     """
     config, space = read_run(folder, own=True)
     results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}
@@ -85,4 +86,4 @@ def write_shared(folder: RunFolder, target: RunFolder, address: Address, license
     write_split_results(target, results, keep_others=False)
     card = write_card(folder, target, address, shared, space, license_name)
     target.write_text(CARD, card)
-    return restored.exit_code
+    return restored.step < restored.newest

@@ -23,7 +23,7 @@ from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
 from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
-from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.errors import UserError, reason_of, success
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
@@ -156,10 +156,11 @@ def serve(
                 failures.append(error)
                 server.should_exit = True
 
+        code = success(predictor.run.outdated)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), compiled=compiled)
         hosts = own_names(host, predictor.run.config.serve.hosts)
-        server = LimitedServer(make_app(service, hosts=hosts), service, predictor.run.exit_code)
+        server = LimitedServer(make_app(service, hosts=hosts), service, code)
         status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients get errors about damaged forms
         # Uvicorn raises the signal again after the last answer.
@@ -173,7 +174,7 @@ def serve(
         raise failures[0]
     unanswered = quantity(server.dropped, "request")
     status(f"stopped; {f'{unanswered} did not arrive in time' if server.dropped else 'all requests are answered'}")
-    return Outcome(exit_code=predictor.run.exit_code)
+    return Outcome(exit_code=code)
 
 
 def _listening(host: str, port: int) -> socket.socket:

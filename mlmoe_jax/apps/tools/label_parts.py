@@ -15,7 +15,7 @@ from mlmoe_jax.apps.tools.predict_files import ResultRows, describe_labels
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, success
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runtime.table import Outcome
@@ -49,7 +49,7 @@ def label_parts(
             partial(predictor.label_rows, top_k=top_k, gates=gates),
             partial(write_part, rows),
             describe_labels,
-            predictor.run.exit_code,
+            success(predictor.run.outdated),
         )
 
     return write_parts(open_source, options)

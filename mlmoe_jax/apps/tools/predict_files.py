@@ -23,7 +23,7 @@ from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.errors import USER_ERROR, UserError
+from mlmoe_jax.errors import USER_ERROR, UserError, success
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
@@ -94,7 +94,7 @@ def predict_files(
             unfinished += ", but with --output=FOLDER/ the same command would resume"
         with stop_explained(lambda: unfinished):
             rows.write(target, results)
-    return summary.outcome(target, USER_ERROR if summary.unread else predictor.run.exit_code)
+    return summary.outcome(target, USER_ERROR if summary.unread else success(predictor.run.outdated))
 
 
 @contextlib.contextmanager
