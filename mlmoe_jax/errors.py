@@ -3,6 +3,11 @@
 DONE, FOUND_PROBLEMS, USER_ERROR, OUTDATED, DISK_ERROR, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
+def success(outdated: bool) -> int:
+    """Return the exit code of a command that used a model, which may be `outdated` as a `Run` can be."""
+    return OUTDATED if outdated else DONE
+
+
 class UserError(Exception):
     """A mistake in a command, a config or a file; its text is one sentence saying what, where and what to do.
 

@@ -22,7 +22,7 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import MOST_TREE, Attribute, TextLoader
 from mlmoe_jax.data.names import is_no_value, label_problem
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import PathLike, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import PathLike, damage_explained, read_text
 from mlmoe_jax.runtime.text import abbreviate, compose
 
 NONE = "none"
@@ -109,7 +109,7 @@ NO_ATTRIBUTES = AttributeValues()
 def read_attributes(path: PathLike) -> AttributeValues:
     """Return the attributes of a YAML file; UserError if it is missing or has another form."""
     with damage_explained(path):
-        content = yaml.load(read_bytes(path, MOST_TREE), Loader=TextLoader)
+        content = yaml.load(read_text(path, MOST_TREE), Loader=TextLoader)
         if not isinstance(content, dict) or not content:
             raise ValueError(f"it has no attributes; {_FORM}")
         entries = {name: one if isinstance(one, dict) else {"values": one} for name, one in content.items()}

@@ -83,6 +83,10 @@ class LabelMatrix:
         """Return the codes of the images with the row numbers `rows`, in that order."""
         return LabelMatrix(self.stated[rows], self.others[rows])
 
+    def choose(self, labels: Integer[np.ndarray, " k"]) -> LabelMatrix:
+        """Return the codes of the labels with these indices, in that order."""
+        return LabelMatrix(self.stated[:, labels], self.others)
+
     def replace(self, changed: Mapping[tuple[int, int], int]) -> LabelMatrix:
         """Return the matrix with other codes at some places; `changed` is (image, label) -> code."""
         parts, end = [], 0

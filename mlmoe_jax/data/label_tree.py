@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.array_types import Bools, Ints
-from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import MIB, PathLike, damage_explained, read_text
 from mlmoe_jax.runtime.text import compose
 
 Codes = NDArray[np.int8]
@@ -309,7 +309,7 @@ def read_tree(path: PathLike, names: Sequence[str]) -> LabelTree:
 
 def _read_names(path: PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return the pairs (label, implied label) and the groups of exclusive labels of a YAML file."""
-    content = yaml.load(read_bytes(path, MOST_TREE), Loader=TextLoader) or {}
+    content = yaml.load(read_text(path, MOST_TREE), Loader=TextLoader) or {}
     if wrong := sorted(set(content) - {"implies", "exclusive"}):
         raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
     implies, exclusive = content.get("implies") or {}, content.get("exclusive") or []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
@@ -25,6 +25,7 @@ from mlmoe_jax.evaluation.results import (
     SplitResult,
     SplitScores,
     metric_scores,
+    read_split_results,
     write_rows,
     write_scores,
     write_split_results,
@@ -209,3 +210,17 @@ def results_table(results: Results, *, every: bool = False) -> Table:
     columns = [Column("metric, %", align="<"), *(Column(split, percent, width=10) for split in results)]
     rows = [[name, *(values.get(name) for values in results.values())] for name in [*further, *main]]
     return Table(columns, rows, document=results)
+
+
+def confusion_tables(folder: RunFolder, splits: Collection[str]) -> list[Table]:
+    """Return the stored table of confusions of each of the splits and each attribute."""
+    return [
+        Table(
+            [name, *one["values"]],
+            [[value, *counts] for value, counts in zip(one["values"], one["images"], strict=True)],
+            title=f"{name} of the images of {split}: the given value in rows, the most probable one in columns",
+        )
+        for split, entry in read_split_results(folder).items()
+        for name, one in entry.confusions.items()
+        if split in splits
+    ]

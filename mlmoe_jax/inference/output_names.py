@@ -101,7 +101,7 @@ def read_output_names(names: Sequence[str], rename: PathLike = "", leave_out: Pa
     """Return the names in the output for the labels `names`, by a table of new names and a list of names to leave out.
 
     "" is no file. The list may have old and new names. Names that are no label are counted in a warning. Raises
-    UserError if a file is damaged, a pattern matches nothing, or no label is left.
+    UserError if a file is damaged, a pattern or all names match nothing, or no label is left.
     """
     labels: list[str | None] = list(names)
     if rename:
@@ -136,6 +136,10 @@ def _match(labels: Sequence[str], flag: str, path: PathLike, lines: Mapping[str,
             values.setdefault(row, lines[line])
     if pattern := next(filter(_PATTERN.search, unknown), ""):
         raise UserError(f"{flag}={path} has the pattern {pattern!r:.100}, which no label matches; correct it")
+    if not values:
+        raise UserError(
+            f"{flag}={path} has only names of no label ({abbreviate(unknown)}); the labels are {abbreviate([*rows])}"
+        )
     if unknown:
         logging.getLogger(__name__).warning(
             f"{flag}={path} has {quantity(len(unknown), 'name')} of no label: {abbreviate(unknown)}"

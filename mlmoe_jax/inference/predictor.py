@@ -352,28 +352,27 @@ class Predictor:
         """
         scores = self.output.join(self.run.scores(logits))
         rank = self.output.join(ranks(logits)) if ranks else None
-        labels = self.assign(scores, top_k) if rank is None else self._names_of(best_ranked(rank, top_k))
-        attributes = self.values_of(scores)
+        labels, attributes = self.assign(scores, top_k)
+        if rank is not None:
+            labels = self._names_of(best_ranked(rank, top_k))
         return LabeledImage(
             name, labels, self.by_name(scores), gates=gates, ranks=self.by_name(rank), attributes=attributes
         )
 
-    def assign(self, scores: np.ndarray, top_k: int | None) -> tuple[str, ...]:
-        """Return the labels with the `top_k` highest scores, of scores [J] of the labels `names`; None: as `assign`.
+    def assign(self, scores: np.ndarray, top_k: int | None) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the labels that an image gets, and attribute -> its value, "" if it is left out.
 
-        Of equal scores, the first label ranks higher.
+        Args:
+          scores: [J], of the labels `names`.
+          top_k: the number of labels, by highest score, of equal scores the first; None = as `attributes.assign`.
         """
-        if top_k:
-            return self._names_of(np.argsort(-scores, kind="stable")[:top_k])
-        return self._names_of(np.flatnonzero(assign(scores, self.thresholds, self.tree.attributes)))
-
-    def values_of(self, scores: np.ndarray) -> dict[str, str]:
-        """Return attribute -> its assigned value, for scores [J] of the labels `names`; "" if it is left out."""
         assigned = assign(scores, self.thresholds, self.tree.attributes)
-        return {
+        values = {
             item.name: next((item.value(self.names[k]) for k in item.present if assigned[k]), "")
             for item in self.tree.attributes
         }
+        best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(assigned)
+        return self._names_of(best), values
 
     def _names_of(self, rows: np.ndarray) -> tuple[str, ...]:
         return tuple(self.names[k] for k in rows)

@@ -6,15 +6,17 @@ reading is an OSError, whose `strerror` is the reason.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
 import io
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.text import unicode_forms
@@ -30,7 +32,8 @@ MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest publishe
 HUB, DEMO = "hf:", "demo:"
 HUB_DATA = "hf://datasets/"  # of data sets on the hub
 
-_SAVED = (".csv", ".tsv", ".txt", ".jsonl", ".yaml", ".yml")  # text that people save, in the encoding of their program
+_ARCHIVES = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx, .ods and other ZIP files, and of .xls
+_CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]|^%PDF")
 _LONGEST_NAME = 255  # bytes, on common file systems
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space and repeat the same command"),
@@ -103,31 +106,54 @@ def open_regular(path: PathLike) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+class NotText(UnicodeDecodeError):
+    """An error: a file has bytes that are no text in UTF-8."""
+
+
+def _refuse(error: UnicodeError) -> NoReturn:
+    raise NotText(*error.args)
+
+
+_STRICT = "mlmoe"  # the way in which Python's decoders treat invalid bytes
+codecs.register_error(_STRICT, _refuse)
+
+
 def open_text(path: PathLike) -> TextIO:
     """Open a regular local file as UTF-8 text. A byte order mark is skipped, and line ends are not converted.
 
-    Raises OSError as `open_regular`, and UnicodeDecodeError for UTF-16 without a byte order mark.
+    Raises OSError as `open_regular`, and NotText for a binary file or another encoding, perhaps when a line is read.
     """
     file = open_regular(path)
     try:
-        _refuse_utf_16(file.peek(64))
-    except UnicodeDecodeError:
+        _require_text(file.peek(64))
+    except NotText:
         file.close()
         raise
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors=_STRICT, newline="")
 
 
 def read_text(path: PathLike, most: int = MOST_DATA) -> str:
-    """Return the result of `read_bytes` as text without a byte order mark; UnicodeDecodeError if it is not UTF-8."""
+    """Return the result of `read_bytes` as text without a byte order mark; NotText if it is not UTF-8."""
     content = read_bytes(path, most)
-    _refuse_utf_16(content)
-    return content.decode("utf-8-sig")
+    _require_text(content)
+    return content.decode("utf-8-sig", _STRICT)
 
 
-def _refuse_utf_16(content: bytes) -> None:
-    """Raise UnicodeDecodeError for text that is UTF-16 without a byte order mark, which UTF-8 decodes with NULs."""
+def _require_text(content: bytes) -> None:
+    """Raise NotText for NULs at the start, which UTF-8 decodes, as in UTF-16 without a mark and in binary files."""
     if b"\0" in content[:64]:
-        raise UnicodeDecodeError("utf-8", content[:64], 0, 1, "it is UTF-16")
+        raise NotText("utf-8", content[:64], 0, 1, "it has NULs")
+
+
+def explain_bytes(content: bytes) -> str:
+    """Return what a file is that has bytes which are no text, and what to do, as the end of a sentence."""
+    start = content[:64]
+    if start.startswith(_ARCHIVES):
+        return "is a spreadsheet or another archive, not text; save its table as CSV UTF-8, comma delimited"
+    is_marked = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if not is_marked and (_CONTROLS.search(start) or (0 in start[::2] and 0 in start[1::2])):
+        return "is a binary file, not text; name a text file in UTF-8"
+    return "is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8"
 
 
 def read_bytes(path: PathLike, most: int = MOST_DATA) -> bytes:
@@ -201,8 +227,8 @@ def damage_explained(path: Any) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason_of(error)}") from error
     except Exception as error:  # parsers raise errors of many types for truncated or changed content
-        if isinstance(error, UnicodeDecodeError) and f"{path}".lower().endswith(_SAVED):
-            raise UserError(f"{path} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8") from error
+        if isinstance(error, NotText):
+            raise UserError(f"{path} {explain_bytes(error.object)}") from error
         reason = f"{'it has no ' if isinstance(error, KeyError) else ''}{reason_of(error)}"
         raise UserError(f"{path} is damaged: {reason}") from error
 

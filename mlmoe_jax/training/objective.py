@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_matrix import LabelCodes
+from mlmoe_jax.data.label_matrix import LabelCodes, LabelMatrix
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.pipeline import steps_per_epoch
@@ -37,7 +37,7 @@ class Objective:
         self.settings, self.loss = settings, kind(settings, training)
         self.steps_per_epoch = 1 if training is None else training.steps_per_epoch
         self.assumes_negatives = kind.reads_negatives(settings)
-        self.is_value = np.zeros(1, bool) if training is None else training.is_value
+        self.tags = slice(None) if training is None else training.tags
         self.weights = {name: weight for name, weight in settings.terms.items() if weight}
 
     def learned_paths(self) -> list[str]:
@@ -79,7 +79,7 @@ class Objective:
         entries, images = self._divisors(whole)
         parts = {
             name: losses.reduce(
-                self._element_losses(losses.as_float(logits[name]), examples),
+                self._element_losses(losses.as_float(logits[name]), batch["label"], examples),
                 self._counted(batch),
                 batch["mask"],
                 how=settings.reduce,
@@ -95,19 +95,23 @@ class Objective:
         total: Any = sum(self.weights.get(name, 1.0) * part for name, part in parts.items())
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
-    def _element_losses(self, logits: jax.Array, examples: losses.Examples) -> jax.Array:
-        """Return the loss per element. For the values of attributes, it is the cross-entropy of the softmax."""
-        elements = self.loss(logits, examples)
-        if not self.is_value.any():
+    def _element_losses(self, logits: jax.Array, labels: jax.Array, examples: losses.Examples) -> jax.Array:
+        """Return the loss per element. For the values of attributes, it is the cross-entropy of the softmax.
+
+        The loss of the config has the tags alone, since it may compare labels of an image.
+        """
+        elements = self.loss(logits[:, self.tags], examples)
+        if isinstance(self.tags, slice):
             return elements
-        return jnp.where(self.is_value, -examples.labels * jax.nn.log_sigmoid(logits), elements)
+        return (-labels * jax.nn.log_sigmoid(logits)).at[:, self.tags].set(elements)
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
         """Return path -> new value, for the noted values of the loss, after the step that follows `step` steps.
 
         `values` has path -> learned or noted value before that step.
         """
-        noted = self.loss.track(losses.as_float(prediction.logits), self._examples(batch, step, values))
+        logits = losses.as_float(prediction.logits)[:, self.tags]
+        noted = self.loss.track(logits, self._examples(batch, step, values))
         # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
         return {
             (path := LOSS_VALUES + name): values[path].at[batch["id"]].max(after * (batch["mask"] != 0)[:, None])
@@ -124,12 +128,13 @@ class Objective:
         return jnp.ones_like(batch["label_mask"]) if self.assumes_negatives else batch["label_mask"]
 
     def _examples(self, batch: Batch, step: Any, values: Mapping[str, jax.Array] | None) -> losses.Examples:
+        """Return the tags of a batch, and the values that the loss has for them."""
         if values is None and self.loss.keeps_values:
             raise UserError(f"loss.kind={self.settings.kind} has values per training image, which only a training has")
         tables = {path.removeprefix(LOSS_VALUES): table for path, table in (values or {}).items()}
         return losses.Examples(
-            jnp.asarray(batch["label"]),
-            jnp.asarray(batch["label_mask"]) != 0,
+            jnp.asarray(batch["label"])[:, self.tags],
+            jnp.asarray(batch["label_mask"])[:, self.tags] != 0,
             jnp.asarray(batch["mask"]) != 0,
             step // self.steps_per_epoch,
             {name: table[batch["id"]] for name, table in tables.items()},
@@ -142,12 +147,14 @@ def training_labels(
     """Return what a loss may use of the training labels.
 
     `codes` i8[N,K] are the label codes of the training split, and `names` are the names of the labels, for which
-    `loss.prior` is read. Without names, it is not read. `tree` has their attributes.
+    `loss.prior` is read. Without names, it is not read. `tree` has their attributes, whose values are left out.
     """
-    prior = read_prior(config, names) if names else None
-    steps = steps_per_epoch(len(codes), config.train.batch_size)
-    is_value = AttributeSoftmax.of(tree.attributes, codes.shape[1]).is_value
-    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior, is_value)
+    steps, tags = steps_per_epoch(len(codes), config.train.batch_size), slice(None)
+    if softmax := AttributeSoftmax.of(tree.attributes, codes.shape[1]):
+        tags = np.flatnonzero(~softmax.is_value)
+        codes = LabelMatrix.of(codes).choose(tags)
+    prior = read_prior(config, np.array(names)[tags].tolist()) if names else None
+    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior, tags)
 
 
 def training_objective(

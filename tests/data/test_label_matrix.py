@@ -83,6 +83,13 @@ def test_rows_are_taken_joined_and_replaced():
     np.testing.assert_array_equal(labels, CODES)
 
 
+@pytest.mark.parametrize("labels", [[3, 0], []])
+def test_labels_are_chosen(labels):
+    chosen = LabelMatrix.of(CODES).choose(np.array(labels, int))
+    np.testing.assert_array_equal(chosen, CODES[:, labels])
+    assert chosen.count(-1).tolist() == (CODES[:, labels] == -1).sum(axis=0).tolist()
+
+
 def test_many_labels_take_the_memory_of_those_that_images_have():
     rows = np.arange(3_000)
     labels = LabelMatrix.join(

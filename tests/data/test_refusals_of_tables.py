@@ -3,7 +3,7 @@
 import json
 
 from helpers.refusals import Refusal, each
-from helpers.tables import lines, settings, write
+from helpers.tables import SPREADSHEET, lines, settings, write
 
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.sources.open import open_split, open_splits
@@ -153,6 +153,19 @@ CELLS = [
     in_encoding("utf-16-le", "train.csv", "image,labels\na.png,x\n"),  # each byte is one of UTF-8, too
 ]
 
+PACKED = [
+    use(
+        f"a spreadsheet as {keys}",
+        "/mine.xlsx is a spreadsheet or another archive, not text; save its table as CSV UTF-8, comma delimited",
+        files={"train.csv": TABLE, "mine.xlsx": SPREADSHEET},
+        **keys,
+    )
+    for keys in (
+        *({key: "mine.xlsx"} for key in ("table", "classes", "tree", "corrections")),
+        *({"name": name, "table": "mine.xlsx"} for name in ("jsonl", "coco_json", "label_studio", "fiftyone")),
+    )
+]
+
 LABELS = [
     of_csv("image,labels\na.png,x\na.png,\n", "lists a.png in the lines 2 and 3 with two values of its labels: some "),
     of_codes("image,cat\na.png,0\na.png,1\n", "lists a.png in the lines 2 and 3 with two values of its label 'cat': "),
@@ -275,14 +288,12 @@ FILES = [
         "data.root is '', which is not a folder; set it to the folder of your images, with the table {split}.csv",
         root="",
     ),
+    use(
+        "a root in a bucket", "gs://b/x is an address, and data.name=csv reads local files; copy them", root="gs://b/x"
+    ),
+    use("a table in a bucket", "gs://b/t.csv is an address, and data.name=csv reads", table="gs://b/t.csv"),
     use("a root that is no folder", "data.root is '{at}/no', which is not a folder; set it to", root="{at}/no"),
     use("no table", "there is no {at}/val.csv for split val; correct data.table, which is {split}.csv", split="val"),
-    use(
-        "a spreadsheet",
-        "{at}/mine.xlsx is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited",
-        files={"mine.xlsx": ""},
-        table="mine.xlsx",
-    ),
     use(
         "images outside of their folder",
         "{at}/train.csv lists {at}/a.png, which is not below {at}/sub; ",
@@ -321,11 +332,10 @@ CORRECTIONS = [
     of_corrections("", "has no column 'image', which its format names", heading="photo; label\n"),
     of_corrections("", "has no column 'accept'", heading="image,label,suggested\n"),
     use("no corrections", "cannot read {at}/none.csv: ", corrections="none.csv"),
-    use("corrections in a spreadsheet", "{at}/fixed.xlsx is a spreadsheet", corrections="fixed.xlsx"),
     use("a folder of corrections", "cannot read {at}/sub", corrections="sub"),
 ]
 
 
-@each([*COLUMNS, *CELLS, *LABELS, *CLASSES, *SPLITS, *GROUPS, *FILES, *CORRECTIONS])
+@each([*COLUMNS, *CELLS, *PACKED, *LABELS, *CLASSES, *SPLITS, *GROUPS, *FILES, *CORRECTIONS])
 def test_refusals(case, tmp_path):
     case.check(tmp_path)

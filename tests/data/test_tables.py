@@ -221,13 +221,36 @@ def test_a_folder_is_left_out_only_if_that_finds_the_image(tmp_path):
     assert unused_input(split.usage) == []
 
 
-def test_a_prediction_of_an_unreadable_image_is_no_label(tmp_path):
-    write_images(tmp_path, ["a.png"])
+@pytest.mark.parametrize(("name", "line"), [("csv", 3), ("jsonl", 2)])
+def test_a_prediction_of_an_unreadable_image_is_no_label(name, line, tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
     results = [LabeledImage("a.png", ("x",), {"x": 0.9}), LabeledImage("b.png", error="it is damaged")]
-    ResultRows(("x",)).write(OutputTarget(tmp_path / "train.jsonl", "jsonl"), results)
-    split = opened("jsonl", tmp_path, table="{split}.jsonl")
+    ResultRows(("x",)).write(OutputTarget(tmp_path / f"train.{name}", name), results)
+    split = opened(name, tmp_path, table=f"{{split}}.{name}")
     assert listed(split) == ["a.png: x"]
-    assert "1 without labels (line 2)" in unused_input(split.usage)[0]
+    assert f"1 without labels (line {line})" in unused_input(split.usage)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("csv", "image,labels,error,split\nb.png,,damaged,val\na.png,x,,train\nsub/c.png,x,,val\n"),
+        (
+            "jsonl",
+            lines(
+                {"image": "b.png", "error": "damaged", "split": "val"},
+                {"image": "a.png", "labels": ["x"], "split": "train"},
+                {"image": "sub/c.png", "labels": ["x"], "split": "val"},
+            ),
+        ),
+    ],
+)
+def test_a_row_with_an_error_keeps_its_split(name, text, tmp_path):
+    write(tmp_path, f"t.{name}", text)
+    splits = open_splits(settings(tmp_path, name=name, table=f"t.{name}"), ["val"], seed=0)
+    assert {name: listed(split) for name, split in splits.items()} == {"train": ["a.png: x"], "val": ["sub/c.png: x"]}
+    (sentence, *_) = unused_input(splits["train"].usage)
+    assert sentence.endswith(f"1 of 3 rows is not used: 1 without labels (line {2 if name == 'csv' else 1})")
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

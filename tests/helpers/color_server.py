@@ -21,6 +21,7 @@ from helpers.drawn_images import encoded
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.sources.label_studio_export import labeling_config
 from mlmoe_jax.inference.predictor import Predictor
 
@@ -29,9 +30,9 @@ CHOICES = labeling_config(["red", "green", "blue"])  # without the label dark
 ENTRIES = ["first", "second"]
 
 
-def make_labeler(bias: float = 0.0, **settings) -> Labeler:
+def make_labeler(bias: float = 0.0, tree: LabelTree = INDEPENDENT, **settings) -> Labeler:
     """Return a labeler; settings: of config.serve."""
-    run = make_run(bias=bias)
+    run = make_run(bias=bias, tree=tree)
     run.config.serve.update(settings)
     labeler = Labeler(Predictor(run, HALVES))
     labeler.gate_entries = {"g": ENTRIES, "static": ENTRIES}

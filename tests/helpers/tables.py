@@ -12,6 +12,7 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 
 CLASSES = ("a", "b", "c", "d")
+SPREADSHEET = b"PK\3\4\x14\0\6\0\x08\0\0\0!\0"  # the start of an .xlsx file
 
 
 def split_of(ids, labels=(1, 0, 0, 0), name="train", groups=None, classes=CLASSES) -> Split:
@@ -40,7 +41,8 @@ def settings(root, **keys):
 def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):
     """Write a table, whose text has {at} in place of the folder, and its images."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text.replace("{at}", str(folder)), encoding="utf-8")
+    content = text if isinstance(text, bytes) else text.replace("{at}", str(folder)).encode()
+    (folder / name).write_bytes(content)
     write_images(folder, images)
 
 

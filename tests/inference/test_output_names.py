@@ -70,6 +70,8 @@ def test_what_is_joined_left_out_and_unknown_is_said(tmp_path, capsys, caplog):
             ("z*,x\n", None, "has the pattern 'z*', which no label matches"),
             (None, "z?\n", "has the pattern 'z?', which no label matches"),
             (None, "*\n", "leaves no label"),
+            ("foo,x\nbar,y\n", None, "has only names of no label (foo, bar); the labels are red, green, blue, dark"),
+            (None, "foo\n", "has only names of no label (foo); the labels are red, green, blue, dark"),
             ("red,a\x07\n", None, "has the label 'a\\x07'"),
         )
     ]

@@ -13,6 +13,7 @@ from mlmoe_jax.models.apply import average_logits
 from mlmoe_jax.models.attributes import AttributeSoftmax, assign
 from mlmoe_jax.models.calibration import Calibration, probabilities
 from mlmoe_jax.models.consistency import Consistency
+from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.training.objective import training_objective
 
@@ -64,33 +65,63 @@ def test_each_attribute_has_its_temperature():
     np.testing.assert_allclose(1 / fit.scale[[1, 2]], 0.5, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal", "an", "role"])
-def test_the_loss_of_values_is_the_cross_entropy_of_known_ones(kind):
+def objective_of(kind, codes, attributes=(), **settings):
+    """Return an objective, the values that it keeps per image, and the batch of all images, in the third epoch."""
     config = default_config()
-    config.loss.update(kind=kind, reduce="sum", scale=1.0, expected_positives=1.0)
+    config.loss.update({"kind": kind, "reduce": "sum", "scale": 1.0, "expected_positives": 1.0, **settings})
+    objective = training_objective(config, codes, tree=LabelTree(attributes=attributes))
+    label, known = ((codes >= least).astype(np.float32) for least in (1, 0))
+    batch = {"label": label, "label_mask": known, "mask": np.ones(len(codes)), "id": np.arange(len(codes))}
+    return objective, objective.learned() | objective.noted(), batch
+
+
+def element_losses(objective, values, batch, logits):
+    examples = objective._examples(batch, 2, values)
+    return objective._element_losses(jnp.asarray(logits), batch["label"], examples)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [*((kind, {}) for kind in LOSSES if kind != "softmax"), ("csl", {"unknown": "selective", "likelihood_topk": 1})],
+)
+def test_the_loss_of_values_is_the_cross_entropy_and_that_of_tags_knows_only_tags(kind, settings):
     codes = np.zeros((3, 7), np.int8)
     codes[0, [3, 1]] = codes[1, [0, 2, 4]] = 1
-    codes[2, VALUES[0]] = -1
+    codes[2, VALUES[0]] = codes[0, 4] = codes[2, 6] = -1
     codes[2, 2] = 1
     scores = drawn(size=(3, 7)).astype(np.float32)
-    batch = {"label": codes == 1, "label_mask": codes >= 0, "mask": np.ones(3), "id": np.arange(3)}
-    batch["label"] = batch["label"].astype(np.float32)
-    tree = LabelTree(attributes=(COLOR, SIZE))
-    objectives = [training_objective(config, codes, tree=some) for some in (tree, LabelTree())]
-    if objectives[0].loss.keeps_values:
-        pytest.skip("values per image")
     logits = SOFTMAX(scores)
-    found, tags = (
-        objective._element_losses(jnp.asarray(logits), objective._examples(batch, 0, None)) for objective in objectives
+    of_all, of_tags = (
+        objective_of(kind, codes, (COLOR, SIZE), **settings),
+        objective_of(kind, codes[:, TAGS], **settings),
     )
-    rows, labels = [0, 1, 0, 1, 2], [3, 0, 1, 2, 2]
+    found = element_losses(*of_all, logits)
     expected = np.zeros((3, 7))
-    for row, label in zip(rows, labels, strict=True):
+    for row, label in zip([0, 1, 0, 1, 2], [3, 0, 1, 2, 2], strict=True):
         group = next(group for group in VALUES if label in group)
         expected[row, label] = -np.log(softmax(scores[row, group])[group.index(label)])
     values = [label for group in VALUES for label in group]
     np.testing.assert_allclose(found[:, values], expected[:, values], atol=1e-5)
-    np.testing.assert_array_equal(found[:, TAGS], tags[:, TAGS])
+    np.testing.assert_array_equal(found[:, TAGS], element_losses(*of_tags, logits[:, TAGS]))
+    noted = [
+        objective.note(Prediction(jnp.asarray(some)), batch, 2, jax.tree.map(jnp.asarray, values))
+        for (objective, values, batch), some in ((of_all, logits), (of_tags, logits[:, TAGS]))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *noted)
+
+
+@pytest.mark.parametrize("kind", ["bce", "csl", "distribution_balanced", "role", "wan"])
+def test_there_may_be_no_tags(kind):
+    codes = np.eye(3, dtype=np.int8)
+    objective, values, batch = objective_of(kind, codes, (Attribute("color", (0, 1, 2)),))
+    assert not objective.loss.label_mistakes(default_config(), objective.loss.training_labels())
+
+    def loss(logits):
+        return objective(Prediction(logits), batch, values=values)[0]
+
+    logits = AttributeSoftmax(((0, 1, 2),), 3)(np.zeros((3, 3), np.float32))
+    assert loss(jnp.asarray(logits)) == pytest.approx(3 * np.log(3))
+    assert np.isfinite(jax.grad(loss)(jnp.asarray(logits))).all()
 
 
 def test_one_value_is_assigned():

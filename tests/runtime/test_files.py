@@ -6,8 +6,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from helpers.commands import assert_sentence
+from helpers.tables import SPREADSHEET
 
-from mlmoe_jax.errors import DISK_ERROR, DiskError
+from mlmoe_jax.errors import DISK_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import cache_folder, make_cache
 
@@ -35,6 +37,50 @@ def test_a_cache_that_cannot_be_made_is_refused(tmp_path, refusal, monkeypatch):
     make_cache(tmp_path / "a" / "b")
     make_cache(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+ARCHIVE, BINARY, ENCODING = "is a spreadsheet or another archive, not", "is a binary file, not", "is not UTF-8; save it"
+
+
+def read_lines(path):
+    with files.open_text(path) as file:
+        return list(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (SPREADSHEET, ARCHIVE),
+        (b"PK\3\4\x0a\0\0\0\0\0\0\0!\0mimetypeapplication/vnd.oasis.opendocument.spreadsheet", ARCHIVE),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(60), ARCHIVE),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0", BINARY),
+        (b"\xff\xd8\xff\xe0\0\x10JFIF\0\1\1", BINARY),
+        (b"\x1f\x8b\x08\0\0\0\0\0", BINARY),
+        (b"\x93NUMPY\1\0v\0{'descr'", BINARY),
+        (b"PAR1\x15\4\x15\0", BINARY),
+        (b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", BINARY),
+        (b"SQLite format 3\0\x10\0\1\1", BINARY),
+        (b"train/1.png" + bytes(90), BINARY),  # a tar file
+        (b"a,b\n" * 9999 + b"\xe9", ENCODING),
+        ("zażółć,x".encode("utf-16"), ENCODING),
+        ("red,x".encode("utf-16-le"), ENCODING),
+        ("red,x".encode("utf-16-be"), ENCODING),
+    ],
+)
+def test_a_file_that_is_no_text_is_named(content, says, tmp_path):
+    (path := tmp_path / "x").write_bytes(content)
+    for read in (files.read_text, read_lines):
+        with pytest.raises(UserError, match=says) as caught, files.damage_explained(path):
+            read(path)
+        assert_sentence(str(caught.value))
+
+
+def test_text_may_have_a_mark_and_control_characters(tmp_path):
+    (path := tmp_path / "x").write_bytes(b"\xef\xbb\xbfa\x1b[0m\t\xc3\xa9\r\nb\f")
+    assert files.read_text(path) == "a\x1b[0m\té\r\nb\f"
+    with files.open_text(path) as file:
+        assert file.read() == files.read_text(path)
 
 
 # ---------------------------------------------------------------------------------------------------------------- disks

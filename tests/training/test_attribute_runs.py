@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
+from mlmoe_jax.apps.report.predictions import VALUE_RULE
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.measure import confusion_tables
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
@@ -67,7 +69,27 @@ def test_metrics_and_outputs_have_the_attribute(folder, tmp_path):
             rows = list(csv.DictReader(file)) if name == "p.csv" else list(map(json.loads, file))
         assert [row["color"] for row in rows] == best
     assert main(["report", f"--workdir={folder.path}"]) == 0
-    assert 'id="confusion-color"' in (folder.path / "report.html").read_text()
+    page = (folder.path / "report.html").read_text()
+    assert 'id="confusion-color"' in page
+    assert page.count(VALUE_RULE) == 2
+
+
+@pytest.mark.budget(30)
+def test_an_evaluation_prints_the_confusions_of_few_values(folder, capsys, monkeypatch):
+    evaluate = ["eval", f"--workdir={folder.path}", "--config.report.samples=0"]
+    assert main(evaluate) == 0
+    out = capsys.readouterr().out
+    images = StoredRun(folder).results["test"].confusions["color"]["images"]
+    rows = [
+        ["color", "blue", "green", "red"],
+        *([name, *map(str, row)] for name, row in zip(sorted(COLORS), images, strict=True)),
+    ]
+    _, table = out.split("color of the images of test: the given value in rows, the most probable one in columns\n")
+    assert [line.split() for line in table.splitlines()] == rows
+    monkeypatch.setattr("mlmoe_jax.apps.cli.commands._MOST_VALUES", 2)
+    assert main(evaluate) == 0
+    assert "color of the images" not in capsys.readouterr().out
+    assert confusion_tables(folder, ["val"]) == []
 
 
 def test_values_are_renamed_and_left_out_but_not_joined(folder, tmp_path):

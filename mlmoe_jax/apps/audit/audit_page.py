@@ -47,6 +47,8 @@ def _suggestions(audit: Audit, worst: list[int], images: dict[str, bytes]) -> Se
     outcomes = defaultdict(dict)  # row -> label -> outcome
     for row, k in audit.suggestions.tolist():
         outcomes[row][k] = "missed" if audit.is_missing(row, k) else "false"
+        values = next((item.labels for item in audit.split.tree.attributes if k in item.labels), ())
+        outcomes[row] |= {value: "false" for value in values if audit.split.labels[row][value] == POSITIVE}
     note = (
         f"Of {quantity(len(audit.split), 'image')} of split {audit.split.name}, {len(outcomes):,} have labels that the "
         "images contradict: a missing label is as probable as for images that have it, a superfluous label as "

@@ -18,11 +18,11 @@ from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PART_SIZE, PartOptions, wants_parts
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
+from mlmoe_jax.errors import UserError, success
 from mlmoe_jax.runtime.files import is_read_only
 from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.stages import STAGES
-from mlmoe_jax.runtime.table import Outcome
+from mlmoe_jax.runtime.table import Outcome, Table
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
 _RUN = tuple(set(STAGES) - {"pack", "prune", "encode"})  # the stages of a training, whose config later commands read
+_MOST_VALUES = 12  # of an attribute whose confusions mlmoe eval prints
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,10 @@ def _finish_training(results: Results, config: ConfigDict, folder: RunFolder, fl
     return _show_results(results, flags, f"run folder: {folder}\n{following}")
 
 
-def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
+def _show_results(results: Results, flags: Namespace, *further: Table | str) -> Outcome:
     from mlmoe_jax.evaluation.measure import results_table
 
-    return Outcome([results_table(results, every=flags.verbose), *notes])
+    return Outcome([results_table(results, every=flags.verbose), *further])
 
 
 def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -309,11 +310,14 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     cache_programs()
     _warn_of_unread(overrides, "eval")
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
+    from mlmoe_jax.evaluation.measure import confusion_tables
     from mlmoe_jax.runs.restore import open_run
 
     run = open_run(folder, overrides, which=flags.checkpoint, own=True)
-    outcome = _show_results(evaluate_opened(folder, run), flags)
-    return replace(outcome, exit_code=OUTDATED if run.outdated else DONE)
+    results = evaluate_opened(folder, run)
+    tables = [table for table in confusion_tables(folder, results) if len(table.rows) <= _MOST_VALUES]
+    outcome = _show_results(results, flags, *tables)
+    return replace(outcome, exit_code=success(run.outdated))
 
 
 @_command(

@@ -29,7 +29,7 @@ from mlmoe_jax.apps.export.targets import (
 )
 from mlmoe_jax.config import portable
 from mlmoe_jax.config.table import KEYS, keys_read
-from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
+from mlmoe_jax.errors import UserError, reason_of, success
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.models.contracts import Head
@@ -128,7 +128,7 @@ def export_run(
         raise UserError(f"cannot write {path}: {reason_of(error)}") from error
     trained = export.description["trained"]
     line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
-    return Outcome([line], exit_code=OUTDATED if export.run.outdated else DONE)
+    return Outcome([line], exit_code=success(export.run.outdated))
 
 
 def _merge_adapters(predictor: Predictor) -> Predictor:

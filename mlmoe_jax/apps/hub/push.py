@@ -11,7 +11,7 @@ from pathlib import Path
 from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.apps.hub.upload import require_token, upload_model
 from mlmoe_jax.config import portable
-from mlmoe_jax.errors import DONE, OUTDATED
+from mlmoe_jax.errors import success
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
@@ -64,7 +64,7 @@ def push(
             line = f"{address}: {size}; {upload_model(path, address, list(FILES), private=private)}"
         else:
             line = f"{size} written to {target}, and nothing was uploaded; leave --output out to upload it"
-    return Outcome([line], exit_code=OUTDATED if outdated else DONE)
+    return Outcome([line], exit_code=success(outdated))
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.apps.report.components import Details, Note, PageTable, Widget
-from mlmoe_jax.apps.report.predictions import KINDS, Predictions
+from mlmoe_jax.apps.report.predictions import KINDS, VALUE_RULE, Predictions
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.runtime.text import quantity
@@ -27,7 +27,7 @@ def mistakes(files: RunFiles) -> list[Any]:
     )
     if absent := sum(name not in files.images for name in predictions.mistaken):
         note += f" {quantity(absent, 'image')} cannot be shown: the data is missing or has changed."
-    parts: list[Any] = [Note(note)]
+    parts: list[Any] = [Note(note), *[Note(VALUE_RULE)] * bool(predictions.attributes)]
     columns, tables = ["label", ("score", "fraction"), "image"], []
     for what, kind, sign in KINDS:
         rows = [

@@ -20,6 +20,7 @@ from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.models.attributes import assign
 
 SIDE = 160  # maximum side of a thumbnail in pixels
+VALUE_RULE = "Of an attribute, the most probable value is predicted, whatever its threshold."
 MOST_MISTAKES = 24  # per kind
 # (name, property of Predictions, sign that makes the worst score the highest) of each kind of mistake.
 KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))

@@ -9,9 +9,11 @@ import numpy as np
 
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, PageTable
+from mlmoe_jax.apps.report.predictions import VALUE_RULE
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import Comparison, MetricChange, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
+from mlmoe_jax.evaluation.measure import confusion_tables
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
 from mlmoe_jax.evaluation.metrics.reliability import Reliability, reliability
@@ -43,11 +45,10 @@ def metrics(files: RunFiles) -> list[Any]:
 
 def _confusion_tables(files: RunFiles) -> list[PageTable]:
     tables = []
-    for name, table in files.results[files.main].confusions.items():
-        columns = [name, *((value, "count") for value in table["values"])]
-        rows = [[value, *counts] for value, counts in zip(table["values"], table["images"], strict=True)]
-        caption = f"{name} of the images of {files.main}: the given value in rows, the most probable one in columns"
-        tables.append(PageTable(f"confusion-{name}", columns, rows, caption))
+    for table in confusion_tables(files.folder, [files.main]):
+        name, *values = table.columns
+        columns = [name, *((value, "count") for value in values)]
+        tables.append(PageTable(f"confusion-{name}", columns, table.rows, table.title))
     return tables
 
 
@@ -192,6 +193,7 @@ def thresholds(files: RunFiles) -> list[Any]:
     """
     stored = files.thresholds
     source, parts = stored.source, [Note("A label is predicted if its probability is at least its threshold.")]
+    parts += [Note(VALUE_RULE)] * bool(files.tree.attributes)
     if "goal" not in source:
         origin = f"were fitted on {source['split']}" if source else "are fixed; mlmoe thresholds fits them"
         return [*parts, Note(f"The thresholds of the table of labels {origin}. A dash: the label is never predicted.")]

@@ -78,7 +78,8 @@ def header(files: RunFiles) -> list[Any]:
     ends, tiles = intervals(files), []
     for name in headlines({files.main: measured}):
         interval = f", {' to '.join(percent(end, 1) for end in ends[name])}" if name in ends else ""
-        tiles.append((f"{name}, %", percent(measured[name]), f"on {files.main}{interval}"))
+        title = name.replace("/", "/\u200b")  # a line may break there
+        tiles.append((f"{title}, %", percent(measured[name]), f"on {files.main}{interval}"))
     if ends:
         notes.append(
             "Ranges are 95 % intervals, 1.96 standard deviations on each side, over resamples of the images "

@@ -145,6 +145,7 @@ async function start() {
   model = await (await fetch("model")).json();
   const { labels, image_size: side, limits } = model, over = (is) => at("drop").classList.toggle("over", is);
   at("model").textContent = `A model with ${labels.length} labels, for images of ${side} × ${side} pixels.`;
+  if (Object.keys(model.attributes).length) at("rule").append(" Of labels without a mark, the most probable of each attribute is predicted.");
   at("limits").textContent = `At most ${limits.megabytes} MiB and ${limits.megapixels} million pixels each.`;
   at("file").addEventListener("change", (event) => { take(event.target.files); });
   at("file").addEventListener("click", (event) => { event.target.value = ""; }); // the same file may be chosen again

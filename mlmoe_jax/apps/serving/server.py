@@ -23,7 +23,7 @@ from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
 from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
-from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
+from mlmoe_jax.errors import UserError, reason_of, success
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
@@ -156,7 +156,7 @@ def serve(
                 failures.append(error)
                 server.should_exit = True
 
-        code = OUTDATED if predictor.run.outdated else DONE
+        code = success(predictor.run.outdated)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), compiled=compiled)
         hosts = own_names(host, predictor.run.config.serve.hosts)

@@ -14,8 +14,9 @@ from mlmoe_jax.data.image_search import find_unlisted
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
+from mlmoe_jax.data.sources.categories import read_categories
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.named_files import find_root
+from mlmoe_jax.data.sources.named_files import find_root, resolve_path
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
@@ -81,9 +82,11 @@ def check_data(config: ConfigDict, sample: int = 0) -> Report:
 
 def _training_problems(config: ConfigDict, train_split: Split) -> list[str]:
     """Return the sentence with which a training by the config would refuse the training split; [] if it would not."""
-    labels = training_labels(config, hide_positives(train_split, config.data).labels)
+    labels = training_labels(config, hide_positives(train_split, config.data).labels, tree=train_split.tree)
     try:
         require_labels(config, labels)
+        if path := config.data.categories:
+            read_categories(resolve_path(config.data, path), train_split.classes)
         if config.train.fit == "logistic":
             require_units(len(set(train_split.units)))
     except UserError as error:

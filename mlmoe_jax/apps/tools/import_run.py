@@ -58,7 +58,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     space = label_space_for(config, split)
     parts = origin.parts(space)
-    labels = training_labels(config, split.labels)
+    labels = training_labels(config, split.labels, tree=split.tree)
     total_steps = config.train.epochs * labels.steps_per_epoch
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps)
     # Without padding, so the checkpoint does not depend on the mesh.

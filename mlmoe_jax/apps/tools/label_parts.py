@@ -15,7 +15,7 @@ from mlmoe_jax.apps.tools.predict_files import ResultRows, describe_labels
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
+from mlmoe_jax.errors import UserError, success
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runtime.table import Outcome
@@ -38,8 +38,7 @@ def label_parts(
 
     def open_source(images: Images) -> PartSource:
         predictor = open_predictor()
-        attributes = [item.name for item in predictor.tree.attributes]
-        rows = ResultRows(predictor.names, top_k, of_videos=images.of_videos, attributes=attributes)
+        rows = ResultRows.of(predictor, top_k, of_videos=images.of_videos)
         _require_possible(predictor, rows, options.kind, gates=gates)
         return PartSource(
             "predict",
@@ -50,7 +49,7 @@ def label_parts(
             partial(predictor.label_rows, top_k=top_k, gates=gates),
             partial(write_part, rows),
             describe_labels,
-            OUTDATED if predictor.run.outdated else DONE,
+            success(predictor.run.outdated),
         )
 
     return write_parts(open_source, options)

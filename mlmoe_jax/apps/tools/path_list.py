@@ -14,7 +14,7 @@ from typing import BinaryIO
 from etils import epath
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import KIB, MIB, MOST_LIST, disk_errors_explained, open_regular
+from mlmoe_jax.runtime.files import KIB, MIB, MOST_LIST, disk_errors_explained, explain_bytes, open_regular
 from mlmoe_jax.runtime.storage import new_temporary
 
 STANDARD_INPUT = "-"
@@ -44,7 +44,7 @@ class PathList(Sequence[str]):
                 self._version = _version(stream)
                 for block in _read_blocks(stream):
                     if b"\0" in block:
-                        raise UserError(f"the list {item} is not UTF-8; save it as UTF-8, with one path per line")
+                        raise UserError(f"the list {item} {explain_bytes(block)}")
                     self._starts.append(start)
                     self._rows.append(self._count)
                     self._count += len(_lines(block, start))

@@ -23,7 +23,7 @@ from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
+from mlmoe_jax.errors import USER_ERROR, UserError, success
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
@@ -83,8 +83,7 @@ def predict_files(
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
     beside = "rank" if predictor.ranked else "time" if per_video else ""
-    attributes = [item.name for item in predictor.tree.attributes]
-    rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video, attributes)
+    rows = ResultRows.of(predictor, top_k, selection, beside, images.of_videos and not per_video)
     if not distributed.is_first():
         deque(results, maxlen=0)  # it takes part in computing them
     elif target.kind in FORMATS:
@@ -95,8 +94,7 @@ def predict_files(
             unfinished += ", but with --output=FOLDER/ the same command would resume"
         with stop_explained(lambda: unfinished):
             rows.write(target, results)
-    exit_code = OUTDATED if predictor.run.outdated else DONE
-    return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
+    return summary.outcome(target, USER_ERROR if summary.unread else success(predictor.run.outdated))
 
 
 @contextlib.contextmanager
@@ -148,8 +146,8 @@ def _join_video(
             scores = np.maximum(scores, values)
     if np.isinf(scores).all():
         return LabeledImage(video, error=error)
-    labels, by_name = predictor.assign(scores, top_k), predictor.by_name
-    attributes = predictor.values_of(scores)
+    by_name = predictor.by_name
+    labels, attributes = predictor.assign(scores, top_k)
     return LabeledImage(video, labels, by_name(scores), error, times=by_name(times), attributes=attributes)
 
 
@@ -245,6 +243,11 @@ class ResultRows:
     beside: str = ""
     of_videos: bool = False
     attributes: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, predictor: Predictor, *options: Any, **named: Any) -> ResultRows:
+        """Return the format for the labels and attributes of a predictor. The options are those after `names`."""
+        return cls(predictor.names, *options, attributes=[item.name for item in predictor.tree.attributes], **named)
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""

@@ -42,6 +42,7 @@ _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg,mx
 # Packets do not tell the frames: they may have half a frame (mpeg), no time of their own (avi), or no frame (vp8).
 _UNTOLD = {"mpeg", "mpegts", "avi", "vp8"}
 _TOLERANCE = Fraction(1, 10)  # seconds by which the end of a whole video may differ from its stated end
+_PACKETS = (188, 192, 204)  # bytes of a packet of MPEG-TS
 _OPEN_VIDEOS = 32
 
 
@@ -72,7 +73,6 @@ class VideoFrames(Images):
       keys: i64[k], the sorted time stamps of all keyframes.
       start: the time stamp, in seconds, of the start of the video.
       fault: why further frames cannot be read, which is one more image that cannot be read; "" if there are none.
-      end: the time from which on frames cannot be read, in seconds from the start.
     """
 
     address: str
@@ -81,7 +81,6 @@ class VideoFrames(Images):
     unit: Fraction = Fraction(1)
     start: Fraction = Fraction(0)
     fault: str = ""
-    end: float = 0.0
 
     are_decoded = True
     of_videos = True
@@ -90,14 +89,11 @@ class VideoFrames(Images):
         return len(self.stamps) + bool(self.fault)
 
     def name(self, row: int) -> str:
-        """Return VIDEO#SECONDS, such as a.mp4#12.480; VIDEO if it has no frames."""
-        if not len(self.stamps):
+        """Return VIDEO#SECONDS, such as a.mp4#12.480; VIDEO for the frames that cannot be read."""
+        if row == len(self.stamps):
             return self.address
         digits = 3 if self.unit * int(np.diff(self.stamps).min(initial=10**6)) >= Fraction(1, 1000) else 6
-        return f"{self.address}#{self._time(row):.{digits}f}"
-
-    def _time(self, row: int) -> float:
-        return self.end if row == len(self.stamps) else float(int(self.stamps[row]) * self.unit - self.start)
+        return f"{self.address}#{float(int(self.stamps[row]) * self.unit - self.start):.{digits}f}"
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         if row == len(self.stamps):
@@ -151,15 +147,18 @@ def _read_stamps(address: str, container: InputContainer) -> VideoFrames:
     are_keys, end, problem = _read_packets(container, start)
     if not problem and _is_cut(container, end, sorted(are_keys.keys() - {None})):
         problem = "it is cut short"
+    elif not problem and not _are_fragments_whole(address, container.size):
+        problem = "it is damaged"
     if None in are_keys or {container.format.name, stream.codec_context.name} & _UNTOLD:
         are_keys = {_stamp(frame): frame.key_frame for frame in _Decoder(address).frames}
     if not are_keys:
         raise ValueError(problem or "it has no frames")
     stamps = np.array(sorted(are_keys))
     keys = stamps[[are_keys[stamp] for stamp in stamps.tolist()]]
-    length = float(end - start)
-    problem = problem and f"cannot read all of {address}: {problem}; the frames before {length:.3f} s are read"
-    return VideoFrames(address, stamps, keys, stream.time_base, start, problem, length)
+    frames = VideoFrames(address, stamps, keys, stream.time_base, start)
+    if problem:
+        frames.fault = f"cannot read all of {address}: {problem}; the last frame that is read is {frames.name(-1)}"
+    return frames
 
 
 def _read_packets(container: InputContainer, end: Fraction) -> tuple[dict[int | None, bool], Fraction, str]:
@@ -181,17 +180,31 @@ def _read_packets(container: InputContainer, end: Fraction) -> tuple[dict[int | 
 
 def _is_cut(container: InputContainer, end: Fraction, stamps: list[int]) -> bool:
     """Return whether a video with frames at `stamps` ends too early, at `end` in seconds."""
-    stream, kind, stated = (
-        container.streams.best("video"),
-        container.format.name,
-        Fraction(container.duration or 0, 10**6),
-    )
+    stream, kind = container.streams.best("video"), container.format.name
+    stated = Fraction(container.duration or 0, 10**6)
+    if kind == "mpegts":  # which states no end, but has packets of one size
+        return all(container.size % size for size in _PACKETS)
     if kind.startswith("mov"):
         return any(entry.pos + entry.size > container.size for entry in stream.index_entries)
     if "matroska" not in kind:
         stated += Fraction(container.start_time or 0, 10**6)
     gap = int(np.diff(stamps).max(initial=0)) * stream.time_base
     return "mpeg" not in kind and stated - end > max(2 * gap, _TOLERANCE)
+
+
+def _are_fragments_whole(address: str, size: int) -> bool:
+    """Return whether the boxes of an MP4 with fragments end with the file. FFmpeg ends at a damaged box, unsaid."""
+    position, kind, has_fragments = 0, b"ftyp", False
+    with open_source(address) as file:
+        while position < size and kind.isalnum():
+            file.seek(position)
+            header = file.read(16)
+            kind, length = header[4:8], int.from_bytes(header[:4])
+            if length == 1:  # a longer one follows
+                length = int.from_bytes(header[8:])
+            position += length or size
+            has_fragments |= kind == b"moof"
+    return position == size or not has_fragments
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding

@@ -11,7 +11,7 @@ from jaxtyping import Float, Float32, Float64
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_matrix import LabelCodes, LabelMatrix
-from mlmoe_jax.runtime.array_types import Bools
+from mlmoe_jax.runtime.array_types import Ints
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TrainingLabels:
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
       seed: the seed of random values that a loss draws per image.
       prior: f[K], the estimated fraction of images with each label; None if there is no estimate.
-      is_value: bool[K], whether each label is a value of an attribute; bool[1] without attributes.
+      tags: the indices of the K labels among all labels of the model, which are all but values of attributes.
     """
 
     codes: LabelCodes
@@ -31,7 +31,7 @@ class TrainingLabels:
     steps_per_epoch: int = 1
     seed: int = 0
     prior: Float[np.ndarray, " k"] | None = None
-    is_value: Bools = field(default_factory=lambda: np.zeros(1, bool))
+    tags: Ints | slice = field(default_factory=lambda: slice(None))
 
     def __post_init__(self):
         object.__setattr__(self, "codes", LabelMatrix.of(self.codes))
@@ -44,7 +44,8 @@ class TrainingLabels:
     @cached_property
     def unknown_share(self) -> float:
         """The fraction of the N × K labels that are unknown."""
-        return 1 - self._counts[1].sum() / max(1, math.prod(self.codes.shape))
+        size = math.prod(self.codes.shape)
+        return 1 - self._counts[1].sum() / size if size else 0.0
 
     def has_negatives(self) -> bool:
         """Whether at least one label of an image is known to be negative."""

@@ -24,7 +24,7 @@ from numpy.random import RandomState
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array as Marks  # bool[N,K], whether an image has a label, or it is known
@@ -117,7 +117,7 @@ def read_list(path: str, split: Split) -> Marks:
     Raises UserError if a line has another format or an unknown class, or an image of the split is not in the list.
     """
     with damage_explained(path):
-        listed = dict(_line(line, len(split.classes)) for line in read_bytes(path).decode().splitlines())
+        listed = dict(_line(line, len(split.classes)) for line in read_text(path).splitlines())
     names = [name.rpartition("/")[2] for name in split.ids]
     if absent := [name for name in names if name not in listed]:
         raise UserError(

@@ -19,7 +19,7 @@ from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.data.names import names_problem
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_text
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import quantity
 
@@ -257,7 +257,7 @@ def _read_groups(path: str) -> dict[str, list[int]]:
     if not Path(path).is_file():
         raise UserError(f"model.prompts.groups is '{path}', which is neither computed, nor published, nor a file")
     with damage_explained(path):
-        numbers = json.loads(read_bytes(path))
+        numbers = json.loads(read_text(path))
         return {side: [int(group) for group in numbers[side]] for side in ("co", "dc")}
 
 

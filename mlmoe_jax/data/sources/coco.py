@@ -34,7 +34,7 @@ from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows, Listing, note_empty, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_text
 
 COCO_FILES = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
@@ -57,7 +57,7 @@ def read_instances(path: Path, prefix: str = "") -> tuple[list[ImageRow], list[s
 
     `prefix` is put before each file name.
     """
-    content = json.loads(read_bytes(path))
+    content = json.loads(read_text(path))
     names = _by_id(content["categories"], "category", "name")
     files = _by_id(content["images"], "image", "file_name")
     labels: dict[Any, dict[str, int]] = {image: {} for image in files}

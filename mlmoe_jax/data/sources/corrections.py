@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.label_tree import Attribute
 from mlmoe_jax.data.names import first_repeated
-from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -144,7 +143,6 @@ def read_suggestions(path: PathLike) -> list[Suggestion]:
     A program for spreadsheets may have written it: with a byte order mark, another separator, or without the empty
     cells at the end of a row. Raises UserError if the file is missing or invalid.
     """
-    refuse_spreadsheet(path)
     with damage_explained(path):
         text = read_text(path)
         heading = next(filter(str.strip, io.StringIO(text)), "")

@@ -18,14 +18,14 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import read_bytes
+from mlmoe_jax.runtime.files import read_text
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import compose
 
 
 def _read(given: LabelInput) -> LabelRows:
     path, folder = given.path, given.folder
-    content = json.loads(read_bytes(path))
+    content = json.loads(read_text(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
     stems = set(map(compose, labels))

@@ -33,7 +33,7 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, find_file, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, find_file, read_bytes, read_text
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
@@ -106,7 +106,7 @@ def _stored_name(path: str) -> str:
 def _read(given: LabelInput) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
     own = tuple(given.attributes.values)
-    tasks = json.loads(read_bytes(path))
+    tasks = json.loads(read_text(path))
     splits: dict[str, str | None] = {}
     annotations = defaultdict(list)  # of each image, which several tasks may show
     shown = [task.get("data", task) for task in tasks]  # in JSON-MIN, the annotation is beside the data

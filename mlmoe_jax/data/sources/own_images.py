@@ -26,9 +26,7 @@ from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import PathLike, damage_explained
-
-SPREADSHEETS = (".xlsx", ".xls", ".ods")
+from mlmoe_jax.runtime.files import damage_explained
 
 
 def open_own_images(
@@ -48,7 +46,6 @@ def open_own_images(
     path = root / table.replace("{split}", spelled)
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
-    refuse_spreadsheet(path)
     if data_config.classes:
         classes = _read_classes(root / data_config.classes, data_config)
     attributes = attributes_of(data_config).known_by(classes)
@@ -130,12 +127,6 @@ def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
     if data_config.name in FORMATS and (read := FORMATS[data_config.name].read_classes):
         return read(path, data_config)
     return read_classes(path)
-
-
-def refuse_spreadsheet(path: PathLike) -> None:
-    """Raise UserError if a path has the suffix of a spreadsheet program."""
-    if os.fspath(path).lower().endswith(SPREADSHEETS):
-        raise UserError(f"{path} is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited")
 
 
 LABELING_TOOL = DataSource(

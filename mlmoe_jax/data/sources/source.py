@@ -138,6 +138,11 @@ def data_folder(data_config: ConfigDict, holds: str) -> Path:
     if data_config.root.startswith(HUB_DATA):
         place = open_place(data_config.root)
         return Path(place.fetch(place.names))
+    if address := next((data_config[key] for key in ("root", "table", "images") if "://" in data_config[key]), ""):
+        raise UserError(
+            f"{address} is an address, and data.name={data_config.name} reads local files; copy them, or store the "
+            "images as Parquet or tar files, which are read at an address (docs/datasets.md)"
+        )
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         raise UserError(

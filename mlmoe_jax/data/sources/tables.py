@@ -62,6 +62,7 @@ from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import PathLike, open_text
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
+ERROR_COLUMN = "error"  # in a table of predictions: why the image could not be read, so that it has no labels
 CODE_OF_VALUE = {1: POSITIVE, 0: NEGATIVE, None: UNKNOWN}  # in JSON
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
 ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code
@@ -77,7 +78,7 @@ def read_jsonl(given: LabelInput) -> LabelRows:
 def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
     path, config, known = given.path, given.config, {}
     own = list(given.attributes.values)
-    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column, *own
+    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column, ERROR_COLUMN, *own
 
     @functools.lru_cache(maxsize=1 << 10)  # most lines have equal keys
     def find_keys(keys: tuple[str, ...]) -> tuple[str | None, ...]:
@@ -91,14 +92,12 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
                 keys = find_keys(tuple(record))
-                image, labels, split, group, *cells = map(record.get, keys)
-                stated = zip(own, keys[4:], cells, strict=True)
+                image, labels, split, group, _, *cells = map(record.get, keys)
+                stated = zip(own, keys[5:], cells, strict=True)
                 values = given.attributes.read_cells({name: cell for name, key, cell in stated if key is not None})
-                if labels is None and "error" in record:  # a prediction of an image that could not be read
-                    row = ImageRow(image, None, line=line)
-                else:
-                    row = make_row(image, [] if labels is None and values else labels, split, group, line)
-                    row = row._replace(labels={**row.labels, **values})
+                is_unread = labels is None and keys[4] is not None
+                row = make_row(image, [] if labels is None and (values or is_unread) else labels, split, group, line)
+                row = row._replace(labels=None if is_unread else {**row.labels, **values})
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
@@ -162,8 +161,9 @@ def read_csv(given: LabelInput) -> LabelRows:
     image = find_column(header, config.image_column, "data.image_column", path)
     group = config.group_column
     group = find_column(header, group, "data.group_column", path) if group else None
-    split = find_name(header, SPLIT_COLUMN)
-    columns = (image, None if split is None else header.index(split), group)
+    marks = [find_name(header, name) for name in (SPLIT_COLUMN, ERROR_COLUMN)]
+    split, error = (None if name is None else header.index(name) for name in marks)
+    columns = (image, split, group, error if config.label_column else None)
     own = {name: header.index(column) for name in given.attributes.values if (column := find_name(header, name))}
     others = [name for at, name in enumerate(header) if at not in (*columns, *own.values())]
     if config.label_column and own and not find_name(header, config.label_column):  # there are attributes alone
@@ -186,16 +186,17 @@ def _csv_rows(
     read_labels: ReadLabels,
     is_complete: bool,
 ) -> Iterator[ImageRow]:
-    """Yield the rows of a table. `columns` are images, splits and groups, and `own` has the columns of attributes."""
-    path, (image, split, group) = given.path, columns
+    """Yield the rows of a table. `columns` are images, splits, groups and errors; `own`, the columns of attributes."""
+    path, (image, split, group, error) = given.path, columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
         header = _read_header(reader, path)
-        for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns if at is not None]):
+        for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns[:3] if at is not None]):
+            values = {name: formats.unescape_cell(cells[at]) for name, at in own.items()}
+            labels = read_labels(cells, line) | given.attributes.read_cells(values)
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
-                read_labels(cells, line)
-                | given.attributes.read_cells({name: formats.unescape_cell(cells[at]) for name, at in own.items()}),
+                None if error is not None and cells[error] and not labels else labels,
                 NEGATIVE,
                 None if split is None else cells[split],
                 "" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),

@@ -16,10 +16,12 @@ from PIL import Image
 
 from mlmoe_jax.apps.audit import audit
 from mlmoe_jax.apps.audit.audit import Audit, audit_split, probe_config
+from mlmoe_jax.apps.audit.audit_page import _suggestions
 from mlmoe_jax.apps.audit.suggestions import audit_document, audit_text, suggestions_table
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
+from mlmoe_jax.data.label_tree import INDEPENDENT, Attribute, LabelTree
 from mlmoe_jax.data.sources.corrections import COLUMNS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
@@ -173,10 +175,10 @@ def test_similar_images_with_other_labels_and_the_page(photos):
 
 
 # ---------------------------------------------------------------------------------------------------- what is suggested
-def judged(codes, scores, groups=None) -> Audit:
+def judged(codes, scores, groups=None, tree=INDEPENDENT) -> Audit:
     codes = np.array(codes, np.int8)
     images = ArrayImages(np.zeros((len(codes), 4, 4, 3), np.uint8))
-    split = Split("train", ("a", "b"), codes, [f"{row}.png" for row in range(len(codes))], images, groups)
+    split = Split("train", ("a", "b"), codes, [f"{row}.png" for row in range(len(codes))], images, groups, tree=tree)
     return Audit(split, np.array(scores, np.float64), [(0, 1), (2, 3)], [])
 
 
@@ -187,6 +189,16 @@ def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out():
     assert [row[:4] for row in suggestions_table(result).rows] == [["10.png", "a", "", "1"], ["11.png", "b", "1", "0"]]
     assert result.twins == [(0, 1), (2, 3)]
     assert "1 missing and 1 superfluous labels suggested on 2 images" in audit_text(result)
+
+
+def test_the_page_has_the_given_value_beside_another_that_is_suggested():
+    codes = [[1, 0], [0, 1]] * 5 + [[1, 0], [UNKNOWN, UNKNOWN]]
+    scores = [[0.9, 0.1], [0.1, 0.9]] * 5 + [[0.05, 0.95], [0.06, 0.94]]
+    result = judged(codes, scores, tree=LabelTree(attributes=(Attribute("kind", (0, 1)),)))
+    shown = {"10.png": b"", "11.png": b""}
+    *_, cards = _suggestions(result, result.worst_images, shown).parts
+    labels = {card["id"]: card["labels"] for card in cards.data["cards"]}
+    assert labels == {"10.png": [("b", "missed", 0.95), ("a", "false", 0.05)], "11.png": [("b", "missed", 0.94)]}
 
 
 FEW = "fewer than 5 {} have the label or are known not to have it"

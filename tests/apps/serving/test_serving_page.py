@@ -1,17 +1,19 @@
 """The page of the server in a browser."""
 
 import base64
+import contextlib
 
 import pytest
 from helpers import browser
 from helpers.color_model import color
-from helpers.color_server import in_thread
+from helpers.color_server import in_thread, make_labeler
 from helpers.drawn_images import encoded
 from helpers.jobs import until
 
 from mlmoe_jax.apps.serving.connections import LimitedServer
 from mlmoe_jax.apps.serving.server import LOOPBACK, make_app
 from mlmoe_jax.apps.serving.service import READY, Service
+from mlmoe_jax.data.label_tree import Attribute, LabelTree
 
 GIVE = """(() => {
   const bytes = text => Uint8Array.from(atob(text), letter => letter.charCodeAt(0)), given = new DataTransfer();
@@ -23,14 +25,20 @@ PASTE = "new ClipboardEvent('paste', {clipboardData: given, bubbles: true})"
 NAMES = "[...document.querySelectorAll('#labels button')].map(row => row.firstChild.textContent)"
 
 
-@pytest.fixture(scope="module")
-def address(labeler):
+@contextlib.contextmanager
+def served(labeler):
     """The address of a server in a thread of this process."""
     service = Service(labeler)
     server = LimitedServer(make_app(service, hosts=LOOPBACK), service, 0)
     with in_thread(server) as ((host, port), _):
         until(lambda: service.state == READY)
         yield f"http://{host}:{port}"
+
+
+@pytest.fixture(scope="module")
+def address(labeler):
+    with served(labeler) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +86,20 @@ def test_selecting_a_label_shows_its_gates_and_attention(tab):
         "[...document.querySelectorAll('#labels button[aria-pressed=true] span:first-child')].map(s => s.textContent)"
     )
     assert tab.run(pressed) == ["green"]
+
+
+def test_values_of_an_attribute_have_no_threshold_and_a_sentence_says_so(tab):
+    assert "attribute" not in tab.run("document.getElementById('rule').textContent")
+    labeler = make_labeler(tree=LabelTree(attributes=(Attribute("tone", (0, 1)),)))
+    labeler.compile()
+    with served(labeler) as address, browser.opened(address) as own:
+        give(own, {"a.png": encoded(color(60, 51, 200))})
+        rule = own.run("document.getElementById('rule').textContent")
+        marked = own.run("document.querySelectorAll('#labels .bar b').length")
+        chosen = own.run("[...document.querySelectorAll('#labels .yes')].map(row => row.firstChild.textContent)")
+    assert rule.endswith("Of labels without a mark, the most probable of each attribute is predicted.")
+    assert marked == 2
+    assert chosen == ["blue", "dark", "red"]
 
 
 def test_a_pasted_image_replaces_the_one_before(tab):

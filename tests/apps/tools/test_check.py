@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from helpers.packing import config_of, shard_of, smooth_image, write_packed
-from helpers.tables import CLASSES, split_of
+from helpers.tables import CLASSES, settings, split_of, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools import check
@@ -206,6 +206,15 @@ def test_what_a_training_would_refuse_is_a_problem(fit, codes, says, data_set):
     problems = json.loads(outcome.json())["problems"]
     assert [says in problem for problem in problems] == ([True] if says else [])
     assert outcome.exit_code == (1 if says else 0)
+
+
+def test_categories_that_do_not_fit_are_a_problem(tmp_path):
+    write(tmp_path, "train.csv", "image,labels\na.png,x\nb.png,y\n", images=("a.png", "b.png"))
+    write(tmp_path, "kinds.csv", "label,category\nx,letter\n", images=())
+    data = settings(tmp_path, categories="kinds.csv", val_split="", test_splits=())
+    config = default_config()
+    config.data = data
+    assert check_data(config)["problems"] == [f"{tmp_path}/kinds.csv has no category for 1 label: y; add them"]
 
 
 def test_missing_and_unreadable_images_are_problems(data_set):

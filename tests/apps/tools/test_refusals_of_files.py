@@ -11,7 +11,7 @@ import pytest
 from etils.epath import testing as epath_testing
 from helpers.packing import config_of, write_packed, write_voc
 from helpers.refusals import CUT, EMPTY, GONE, Refusal, damaged, each
-from helpers.tables import lines, write
+from helpers.tables import SPREADSHEET, lines, write
 
 from mlmoe_jax.apps.tools import path_list
 from mlmoe_jax.apps.tools.image_list import find_images
@@ -37,6 +37,7 @@ def among_photos(at, stdin):
     (at / "photos/circle").symlink_to(at)
     (at / "empty.txt").write_text("\n \n")
     (at / "utf16.txt").write_text("photos/b.jpg\n", encoding="utf-16")
+    (at / "list.xlsx").write_bytes(SPREADSHEET)
     (at / "long.txt").write_text("1" * 61)
     os.mkfifo(at / "pipe")
     with contextlib.chdir(at), pytest.MonkeyPatch.context() as patch:
@@ -59,7 +60,8 @@ OF_IMAGES = [
     of_images("photos/f*", "1 for being a folder (photos/folder.jpg)"),
     of_images("@missing.txt", "cannot read the list @missing.txt: No such file"),
     of_images("@photos", "cannot read the list @photos: Is a directory"),
-    of_images("@utf16.txt", "the list @utf16.txt is not UTF-8; save it as UTF-8, with one path per line"),
+    of_images("@utf16.txt", "the list @utf16.txt is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8"),
+    of_images("@list.xlsx", "the list @list.xlsx is a spreadsheet or another archive, not text; save its table as CSV"),
     of_images("@empty.txt", "--images=@empty.txt contains no images"),
     of_images("@long.txt", "cannot read the list @long.txt: a line has more than 60 bytes"),
     of_images("-", "--images=- contains no images"),

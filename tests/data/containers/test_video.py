@@ -89,12 +89,13 @@ def test_frames_are_upright(angle, mirrored, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "container"),
-    [("a.mp4", {"movflags": "faststart"}), ("a.mkv", {}), ("a.avi", {})],
+    [("a.mp4", {"movflags": "faststart"}), ("a.mkv", {}), ("a.avi", {}), ("a.ts", {})],
 )
 def test_a_truncated_video_has_the_frames_before_its_end_and_an_error(name, container, tmp_path):
     pytest.importorskip("av")
-    whole = frames_of(write_video(tmp_path / f"whole_{name}", **KINDS["old.avi"], container=container))
-    frames = frames_of(cut(write_video(tmp_path / name, **KINDS["old.avi"], container=container), 0.8))
+    kind = KINDS["mpeg2.ts" if name == "a.ts" else "old.avi"]
+    whole = frames_of(write_video(tmp_path / f"whole_{name}", **kind, container=container))
+    frames = frames_of(cut(write_video(tmp_path / name, **kind, container=container), 0.8))
     read = []
     for row in range(len(frames)):
         if not frames.problem(row):
@@ -103,8 +104,21 @@ def test_a_truncated_video_has_the_frames_before_its_end_and_an_error(name, cont
     assert len(whole) == 50
     assert 20 < len(read) < 50
     assert read == list(range(len(read)))
-    with pytest.raises(BadImage, match=f"cannot read all of {tmp_path}/{name}: it is .*cut short; the frames before"):
+    assert frames.name(len(frames) - 1) == f"{tmp_path}/{name}"
+    with pytest.raises(BadImage, match=f"cannot read all of {tmp_path}/{name}: it is .*cut short; the last frame that"):
         frames.read(len(frames) - 1)
+
+
+def test_frames_behind_a_damaged_fragment_are_an_error(tmp_path):
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "a.mp4", **KINDS["fragments.mp4"])
+    content = path.read_bytes()
+    at = content.rindex(b"moof") - 4
+    path.write_bytes(content[:at] + bytes(16) + content[at + 16 :])
+    frames = frames_of(path)
+    assert 30 < len(frames) < 50
+    assert "it is damaged; the last frame that is read is" in frames.problem(len(frames) - 1)
+    assert not any(map(frames.problem, range(len(frames) - 1)))
 
 
 def test_frames_after_damage_are_errors_until_a_keyframe(tmp_path):
