@@ -13,12 +13,13 @@ from PIL import Image
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_data, report_outcome
 from mlmoe_jax.apps.tools.check_table import name_sequences
-from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images, similar_pairs
+from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import STRICT
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
+from mlmoe_jax.data.twins import similar_pairs
 
 
 # ------------------------------------------------------------------------------------------------ before each training
