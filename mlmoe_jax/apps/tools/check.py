@@ -102,7 +102,7 @@ def _unlisted_images(splits: Sequence[Split]) -> list[str]:
 
 def _separator(data_config: ConfigDict) -> str | None:
     """Return the text between the names of labels, as in `doubtful_labels`."""
-    if data_config.name == "csv":
+    if data_config.name in ("csv", "parquet", "webdataset"):
         return data_config.separator if data_config.label_column else None
     return "" if data_config.name in ("jsonl", "keywords", *FORMATS) else None
 
