@@ -253,6 +253,14 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
     ]
 
 
+def test_groups_in_two_spellings_are_told():
+    first = split_of(["1", "2", "3"], groups=["patient 1", "", "x"])
+    assert check_splits(first, [split_of(["4"], name="test", groups=["Patient_1"])])[:1] == [
+        "groups that differ only in case, spaces, hyphens or underscores, and may be one: patient 1, Patient_1"
+    ]
+    assert not any("groups" in text for text in check_splits(first, [split_of(["4"], name="test")]))
+
+
 def test_damaged_files_of_packed_data_are_problems(tmp_path):
     write_packed(tmp_path)
     shard = shard_of(tmp_path, "val")
