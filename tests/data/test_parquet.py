@@ -177,6 +177,7 @@ def test_notes_that_were_written_by_hand(tmp_path):
         ("split=train/part-0-x.c000.snappy.parquet", "split=valid/part-0-y.c000.snappy.parquet"),
         ("coco_train.parquet", "coco_val.parquet"),
         ("default/train/0000.parquet", "default/validation/0000.parquet"),
+        ("test_set/train/0000.parquet", "test_set/dev/0000.parquet"),
     ],
 )
 def test_splits_of_file_names(tmp_path, names):
