@@ -50,8 +50,8 @@ _NO_VALUES = frozenset(
     )
 )
 _SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$|</\w""")  # of lists, XML
-_VALUES = re.compile(  # a row of numbers, or a value beside a name, as in dog:1, dog = 0, (dog:1.2) and dog 0.93
-    r"^-?\d[\d.]*(\s+-?\d[\d.]*)+$|[^\W\d_](:|\s?=\s?)(-?[01](\.\d+)?|true|false)\)?$|^0\.\d+\s|\s(0\.\d+|1\.0+)$",
+_VALUES = re.compile(  # a row of codes or decimals, or a value beside a name: dog:1, dog = 0, (dog:1.2), dog 0.93
+    r"^-?[\d.]+(\s+-?([01]|\d*\.\d+))+$|[^\W\d_](:|\s?=\s?)(-?[01](\.\d+)?|true|false)\)?$|^0\.\d+\s|\s(0\.\d+|1\.0+)$",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(  # in quotes, or with a quote at one end only; 5" is a length
