@@ -157,6 +157,20 @@ def test_labels_of_cvat(folder):
     assert usage.notes == ["has 1 image without an annotation, whose labels are all negative: e.png"]
 
 
+@pytest.mark.parametrize("marks", [("true", "false"), ("false", "true")])
+def test_a_label_of_cvat_is_difficult_only_if_all_its_shapes_are(folder, marks):
+    boxes = "".join(f'<box label="sea"><attribute name="difficult">{mark}</attribute></box>' for mark in marks)
+    content = f'<annotations><image name="a.png">{boxes}<tag label="attributes"/></image></annotations>'
+    assert read("cvat", folder, "a.xml", content)[0] == ["a.png: attributes, sea"], "a label, without data.attributes"
+
+
+@pytest.mark.parametrize(("version", "mark"), [("model", "score"), ("", "difficult")])
+def test_tags_of_cvat_have_the_score_of_a_prediction_or_the_mark_of_a_label(tmp_path, version, mark):
+    path = epath.Path(tmp_path / "a.xml")
+    FORMATS["cvat"].write(LabelFile(path, ["sea"], ["a.png"], version=version), [])
+    assert f"<name>sea</name><attributes><attribute><name>{mark}</name>" in path.read_text()
+
+
 # ------------------------------------------------------------------------------------------------------------ sidecars
 def test_a_text_file_of_tags_per_image(folder):
     (folder / "a.txt").write_text("sea, sand\n", encoding="utf-8-sig")
