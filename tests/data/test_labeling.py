@@ -9,6 +9,7 @@ from helpers.published_data import instances
 from helpers.tables import data_settings, listed, opened, widths, write_images
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.label_studio_export import prediction
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.usage import unused_input
@@ -53,6 +54,12 @@ def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(fo
     assert images == ["a.png: ?sand, sea", "e.png: sand"]
     (usage,) = opened("label_studio", folder, table="export.json").usage
     assert usage.notes == ["has 1 image with labels that are unknown, since annotations differ: a.png"]
+
+
+@pytest.mark.parametrize(("labels", "score"), [(("sea", "sand"), 0.6), (("sea",), 0.9), ((), 0.1)])
+def test_the_score_of_label_studio_is_that_of_the_least_sure_label(labels, score):
+    """Without labels, it is how sure the model is that no label is there."""
+    assert prediction(labels, {"sea": 0.9, "sand": 0.6}, "v")["score"] == pytest.approx(score)
 
 
 def test_the_small_export_of_label_studio(folder):
