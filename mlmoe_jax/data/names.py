@@ -29,24 +29,8 @@ _NO_VALUES = frozenset(
     (
         *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)"),
         *("(null)", "(none)", "<null>", "<none>", "\\n", "__background__", "__ignore__", "???"),
-        *(
-            "-",
-            "--",
-            "---",
-            "–",
-            "—",
-            "?",
-            ".",
-            "...",
-            "…",
-            "#n/a",
-            "#name?",
-            "#ref!",
-            "#value!",
-            "#div/0!",
-            "#null!",
-            "#num!",
-        ),
+        *("-", "--", "---", "–", "—", "?", ".", "...", "…"),
+        *("#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
 _SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$|</\w""")  # of lists, XML
@@ -73,7 +57,7 @@ _NO_NAME = re.compile(  # what a line is that is no name in a list of names
 )
 _HEADING = re.compile(
     r"((class|label|tag|category|object|display)[\s_]?)?(name|class|classe|label|tag|category|categorie|object|"
-    r"keyword|synset|description|prompt|text)s?"
+    r"keyword|synset|description)s?"
 )
 # as in 0,dog, a) dog, #1 dog and n02084071 dog
 _CODE = r"[a-z]{0,3}\d+\s*[.,:;=)]|([a-z]|[ivx]+)\)|#\d+\s|(\d+|[a-z]?\d{3,}|(?=\S*[/_])(?=\S*\d)\S+)\s"
