@@ -38,7 +38,7 @@ COMMANDS = {
     "predict --workdir=run --images empty file --output=./file": "--output=./file would replace the file of --images",
     "predict --workdir=run --images=file --rename=file --output=file": "--output=file would replace the file of --",
     "report --workdir=run --output=names.txt": "--output=names.txt should be an .html file",
-    "--config=linear_probe:dataset=digits --workdir=mine": "mine has a labels.txt, which is of no run",
+    "--config=own_csv:root=empty --workdir=mine": "mine has a labels.txt, which is of no run",
     "data": "required: --config",
     "pack --config=mlvpt_digits": "required: --output",
     "reproduce": "required: --table",
