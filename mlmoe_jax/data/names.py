@@ -29,10 +29,15 @@ _NO_VALUES = frozenset(
     (
         *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)"),
         *("(null)", "(none)", "<null>", "<none>", "\\n", "__background__", "__ignore__", "???"),
-        *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
+        *("-", "--", "---", "–", "—", "?", ".", "...", "…"),
+        *("#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
-_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$""")  # of lists
+_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$|</\w""")  # of lists, XML
+_VALUES = re.compile(  # a row of codes or decimals, or a value beside a name: dog:1, dog = 0, (dog:1.2), dog 0.93
+    r"^-?[\d.]+(\s+-?([01]|\d*\.\d+))+$|[^\W\d_](:|\s?=\s?)(-?[01](\.\d+)?|true|false)\)?$|^0\.\d+\s|\s(0\.\d+|1\.0+)$",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(  # in quotes, or with a quote at one end only; 5" is a length
     r"""^(["']).*\1$|^[“„«‘].*[”“»’]$|^["“„«][^"“”„«»]*$|^[^"“”„«»]*[^\d"“”„«»]["”]$"""
 )
@@ -41,21 +46,29 @@ _NO_NAME = re.compile(  # what a line is that is no name in a list of names
     "|".join(
         (
             r"^(#|%|//|/\*|<!)\s|\s(#|//)\s",  # a comment
-            r"^([-*+•‣▪–—]|\[[\sxX]?\]|\|)\s|^```",  # an item of a list, or a row of a table
-            r"\w\s*[;|]\s*\w|[,:]$|\w;$|\\[nrt]",  # several names, or a heading
+            r"^([-+–—>|☐☑☒✓✔✗✘]|\[[\sxX]?\])\s|^[•‣▪・*`\\]",  # an item of a list, or a row of a table
+            r"^(?P<mark>[-=<_~])(?P=mark)|\]\(",  # a rule, or markup
+            r"\w\s*[;|，、；،]\s*\w|\w\s[·•]\s\w|[,:/]$|\w;$|\\[nrt]",  # several names, or a heading
             r"^[\[\](){}]+[,;]?$|\{$|[\"']\s*:|:\s*[\"'[{]|^<\w\w+>|</\w",  # a line of JSON, YAML or XML
-            r"\.(jpe?g|png|webp|gif|bmp|tiff?)$",
+            r"\.(jpe?g|png|webp|gif|bmp|tiff?|txt)$|://|^/\S+$|^total:|^etc\.?$",  # a file, an address, or an end
         )
     ),
     re.IGNORECASE,
 )
 _HEADING = re.compile(
-    r"((class|label|tag|category|object|display)[\s_]?)?(name|class|classe|label|tag|category|categorie|object)s?"
+    r"((class|label|tag|category|object|display)[\s_]?)?(name|class|classe|label|tag|category|categorie|object|"
+    r"keyword|synset|description)s?"
 )
-_CODE = r"[a-z]{0,3}\d+\s*[.,:;=)]|(\d+|[a-z]?\d{3,}|(?=\S*[/_])(?=\S*\d)\S+)\s"  # as in 0,dog and n02084071 dog
+# as in 0,dog, a) dog, #1 dog and n02084071 dog
+_CODE = r"[a-z]{0,3}\d+\s*[.,:;=)]|([a-z]|[ivx]+)\)|#\d+\s|(\d+|[a-z]?\d{3,}|(?=\S*[/_])(?=\S*\d)\S+)\s"
 _BESIDE = (  # a number or a code beside a name
     re.compile(rf"^\(?({_CODE})\s*", re.IGNORECASE),
-    re.compile(r"(\s*[,:;=\t]\s*-?\d[\d.]*%?|\s+n\d{8})$"),
+    re.compile(r"(\s*[,:;=\t]\s*-?\d[\d.]*%?|\s+n\d{8}|\s+\d[\d.]*%|\s*[(\[]\d+[)\]]|\s[-x]\s?\d+)$"),
+    re.compile(r"\s*(->|=>|→|\s=\s|\s[–—-]\s|:\s).+$"),  # as in dog -> Hund
+)
+_FORM = (
+    "which looks like a comment, a heading or a line of another kind of file; write each name alone on a line, or "
+    "describe it after a tab if it is a name"
 )
 _LONGEST = 300  # characters of a name in a list, and of a line whose form is examined
 
@@ -125,7 +138,9 @@ def label_problem(name: str) -> str:
     if problem := _why_unprintable(name):
         return problem
     if _SYNTAX.search(name):
-        return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
+        return "which looks like a list in JSON or Python, or like XML; write each name as a label of its own"
+    if _VALUES.search(name):
+        return "which has values; write only the names of the labels that an image has, or a column per label"
     if _QUOTED.search(name):
         return "with a quote that is not closed or around it; write the name without quotes"
     if name.casefold() in ("true", "false"):
@@ -152,22 +167,32 @@ def require_list(rows: Sequence[Sequence[str]], place: Callable[[int], str]) -> 
     A name with a description may have any form. `place` returns the position of a row for the error.
     """
     names = [name for name, *_ in rows]
-    checks = (_find_forms(rows), _find_columns(rows), _find_joined(rows), _find_repetitions(names, place))
+    checks = (
+        _find_forms(rows),
+        _find_heading(rows),
+        _find_columns(rows),
+        _find_joined(rows),
+        _find_repetitions(names, place),
+    )
     for k, problem in itertools.chain(*checks):
         raise UserError(f"{place(k)} has the label {names[k]!r:.100}, {problem}")
 
 
 def _find_forms(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
     """Yield (row, reason) for each row whose form is not the one of a name."""
-    form = "which looks like a comment, a heading or a line of another kind of file; write each name alone on a line"
     hashed = sum(name.startswith("#") for name, *_ in rows)
     for k, (name, *descriptions) in enumerate(rows):
         if problem := _why_unprintable(name) or (not descriptions and label_problem(name)):
             yield k, problem
-        is_heading = k == 0 and len(rows) > 1 and _HEADING.fullmatch(name.casefold())
         is_comment = name.startswith("#") and hashed < len(rows)  # otherwise, they are hashtags
-        if len(name) > _LONGEST or (not descriptions and (is_heading or is_comment or _NO_NAME.search(name))):
-            yield k, f"{form}, or describe it after a tab if it is a name"
+        if len(name) > _LONGEST or (not descriptions and (is_comment or _NO_NAME.search(name))):
+            yield k, _FORM
+
+
+def _find_heading(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """Yield (0, reason) if the first of several rows has the titles of columns."""
+    if len(rows) > 1 and all(_HEADING.fullmatch(cell.casefold()) for cell in rows[0]):
+        yield 0, _FORM
 
 
 def _find_columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:

@@ -13,7 +13,7 @@ from PIL import Image
 from mlmoe_jax.data.decoding import BRIGHTEST, BadImage, Decoding
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.names import doubtful_names, is_no_value
+from mlmoe_jax.data.names import doubtful_names, find_variants, is_no_value
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError
@@ -132,7 +132,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             )
     if problems := shared_groups(splits):
         raise UserError(problems[0])
-    unused = unused_input(list_usages(splits))
+    unused = [*unused_input(list_usages(splits)), *doubtful_groups(splits)]
     return [*unused, *doubtful_names(train.classes), *label_warnings(train, splits[1:]), *contradictions(splits)]
 
 
@@ -159,6 +159,14 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
                 "data.group_column"
             )
     return sentences
+
+
+def doubtful_groups(splits: Iterable[Split]) -> list[str]:
+    """Return a sentence about groups that may be one, such as P1 and p1; [] if there are none."""
+    names = list(dict.fromkeys(itertools.chain.from_iterable(split.groups or () for split in splits)))
+    variants = [names[k] for group in find_variants(names) for k in group]
+    what = "groups that differ only in case, spaces, hyphens or underscores, and may be one"
+    return [f"{what}: {abbreviate(variants)}"] if variants else []
 
 
 def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:

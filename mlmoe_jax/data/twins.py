@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
@@ -126,6 +126,27 @@ def _join(unit: Int[np.ndarray, " n"], start: int, similar: Bool[np.ndarray, "b 
     return connected_components(links, directed=False)[1][unit]
 
 
+def similar_pairs(
+    first: Float[np.ndarray, "n 8 8 8"], second: Float[np.ndarray, "m 8 8 8"], *, same: bool
+) -> list[tuple[int, int]]:
+    """Return the pairs (i, j) for which first[i] and second[j], of `describe`, are nearly equal.
+
+    Each j is in at most one pair, with the smallest such i. `same` is whether both arrays are of one split. If so, only
+    pairs with i < j are returned.
+    """
+    if not (len(first) and len(second)):
+        return []
+    limit = COPIES if len(first) + len(second) < FEW else SIMILAR_HISTOGRAMS
+    pairs = []
+    for start, cosines in cosine_blocks(first, second):
+        close = cosines > limit
+        if same:
+            close &= np.arange(len(first)) < np.arange(start, start + len(close))[:, None]
+        rows = np.flatnonzero(close.any(axis=1))
+        pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
+    return pairs
+
+
 def join_twins(split: Split, data_config: ConfigDict, features: Float[np.ndarray, "n d"] | None = None) -> Split:
     """Return the split with the units of `find_units` as groups of images that have no group; a group given wins.
 
@@ -153,6 +174,26 @@ def join_twins(split: Split, data_config: ConfigDict, features: Float[np.ndarray
         f"together as {quantity(len(members), 'group')}; data.join_twins=False treats them apart"
     )
     return replace(split, groups=given.tolist())
+
+
+def shared_twins(train: Split, others: Iterable[Split], data_config: ConfigDict) -> list[str]:
+    """Return a sentence about the images of each split that are nearly equal to training images; [] if there are none.
+
+    Without `data.join_twins`, and among more than MOST_COMPARED images, none are searched.
+    """
+    sentences = []
+    for split in others if data_config.join_twins else ():
+        if split is train or len(train) + len(split) > MOST_COMPARED:
+            continue
+        histograms = (read_histograms(part, data_config) for part in (train, split))
+        if pairs := similar_pairs(*histograms, same=False):
+            i, j = pairs[0]
+            sentences.append(
+                f"{len(pairs):,} of the {len(split):,} images of split {split.name} are nearly equal to training "
+                f"images, such as {split.ids[j]} to {train.ids[i]}, so results on them are too good; move all images "
+                "of a scene into one split"
+            )
+    return sentences
 
 
 def read_histograms(split: Split, data_config: ConfigDict) -> Float32[np.ndarray, "n 8 8 8"]:

@@ -89,8 +89,7 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     warn_unused(splits)
     for split in splits:
         warn_of_change(folder, split)
-        if split.name != config.data.train_split:
-            warn_of_leak(folder, split.name, split.ids)
+        warn_of_leak(folder, split.name, split.ids)
         scored[split.name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
     results = measure_and_write(folder, scored, run.label_space, config, fitted=stored_thresholds(folder))
     if distributed.is_first():

@@ -56,6 +56,12 @@ class RunFolder(Folder):
         if missing:
             raise UserError(f"{self} is not the run folder of a training: it has no {missing[0]}")
 
+    def require_creatable(self) -> None:
+        """Raise UserError as `Folder.require_creatable`, and if a run would replace a list of names of the user."""
+        super().require_creatable()
+        if self.is_local and (self / LABELS).exists() and not ((self / CONFIG).exists() or (self / LOCK).exists()):
+            raise UserError(f"{self} has a {LABELS}, which is of no run and would be replaced; name another folder")
+
     def require_model(self, *names: str) -> None:
         """Raise UserError unless this is a run folder that contains trained values and the files `names`."""
         self.require(CONFIG, *names, *(() if self.is_shared else (CHECKPOINTS,)))

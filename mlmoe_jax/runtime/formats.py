@@ -91,6 +91,14 @@ def read_header(file: BinaryIO, *, most: int = MOST_HEADER) -> dict[str, Any]:
     return json.loads(file.read(length))
 
 
+def read_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in a text; ValueError if it has another value."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
 def refuse_doctype(*declared: object) -> None:
     """Raise ValueError, for a document type declaration in XML. Its entities could expand without a bound."""
     raise ValueError("it has a document type, which is not read")

@@ -13,11 +13,13 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
+from mlmoe_jax.data.sources.catalog import DATA_SETS
 from mlmoe_jax.data.sources.categories import read_categories
 from mlmoe_jax.data.sources.named_files import find_root, resolve_path
 from mlmoe_jax.data.sources.open import open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images, sample_digests
+from mlmoe_jax.data.twins import shared_twins
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
@@ -190,7 +192,11 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
     head = head_class(config)
     if head.unknown_labels and train_split.labels.count(UNKNOWN).any():
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
-    for warning in configuration.find_warnings(config) + check_splits(train_split, list(eval_splits.values())):
+    others = list(eval_splits.values())
+    name = original_name(config.data)
+    is_own = name in DATA_SETS and DATA_SETS[name].reads_classes  # published splits stay, to compare with papers
+    twins = shared_twins(train_split, others, config.data) if is_own else []
+    for warning in [*configuration.find_warnings(config), *check_splits(train_split, others), *twins]:
         _logger.warning(warning)
     root = find_root(config.data)
     place = f" in {root}" if root else ""

@@ -58,6 +58,12 @@ def test_columns_have_values(opened):
     assert split.usage[0].notes == [f"has 1 image of train whose {name} is unknown" for name in ("color", "weather")]
 
 
+def test_a_cell_of_spaces_is_unknown():
+    cells = {"color": "  ", "size": None}
+    values = AttributeValues({"color": ("red", "blue"), "size": ("big", "small")})
+    assert values.read_cells(cells) == dict.fromkeys(values.labels, -1)
+
+
 def test_a_file_has_values_without_images_and_optional_attributes(opened):
     split = opened(TABLE, yaml=COLORS + WEATHER)
     assert named(split)[2] == {"cat": 1, "dog": 1, "weather: none": 1} | dict.fromkeys(

@@ -51,6 +51,14 @@ def folder(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts
+def test_a_new_description_is_about_the_image_of_the_first_that_names_it():
+    head = f'<rdf:RDF xmlns:rdf="{xmp._RDF}">'
+    first, second = (f'<rdf:Description rdf:about="{about}"/>' for about in ("uuid:1", ""))
+    for parts in (first + second, second + first):
+        packet = xmp.XmpPacket(f"{head}{parts}</rdf:RDF>".encode()).add({xmp.SUBJECT: ["dog"]})
+        assert packet.count(b'rdf:about="uuid:1"') == 2
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_keywords_are_read_in_the_layouts_of_programs(name, folder):
     (folder / "a.jpg.xmp").write_bytes(encode(LAYOUTS[name]))

@@ -9,6 +9,7 @@ from helpers.published_data import instances
 from helpers.tables import data_settings, listed, opened, widths, write_images
 
 from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.label_studio_export import prediction
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.usage import unused_input
@@ -53,6 +54,12 @@ def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(fo
     assert images == ["a.png: ?sand, sea", "e.png: sand"]
     (usage,) = opened("label_studio", folder, table="export.json").usage
     assert usage.notes == ["has 1 image with labels that are unknown, since annotations differ: a.png"]
+
+
+@pytest.mark.parametrize(("labels", "score"), [(("sea", "sand"), 0.6), (("sea",), 0.9), ((), 0.1)])
+def test_the_score_of_label_studio_is_that_of_the_least_sure_label(labels, score):
+    """Without labels, it is how sure the model is that no label is there."""
+    assert prediction(labels, {"sea": 0.9, "sand": 0.6}, "v")["score"] == pytest.approx(score)
 
 
 def test_the_small_export_of_label_studio(folder):
@@ -155,6 +162,20 @@ def test_labels_of_cvat(folder):
     assert read("cvat", folder, "a.xml", split="val")[0] == ["e.png:"]
     (usage,) = opened("cvat", folder, table="a.xml").usage
     assert usage.notes == ["has 1 image without an annotation, whose labels are all negative: e.png"]
+
+
+@pytest.mark.parametrize("marks", [("true", "false"), ("false", "true")])
+def test_a_label_of_cvat_is_difficult_only_if_all_its_shapes_are(folder, marks):
+    boxes = "".join(f'<box label="sea"><attribute name="difficult">{mark}</attribute></box>' for mark in marks)
+    content = f'<annotations><image name="a.png">{boxes}<tag label="attributes"/></image></annotations>'
+    assert read("cvat", folder, "a.xml", content)[0] == ["a.png: attributes, sea"], "a label, without data.attributes"
+
+
+@pytest.mark.parametrize(("version", "mark"), [("model", "score"), ("", "difficult")])
+def test_tags_of_cvat_have_the_score_of_a_prediction_or_the_mark_of_a_label(tmp_path, version, mark):
+    path = epath.Path(tmp_path / "a.xml")
+    FORMATS["cvat"].write(LabelFile(path, ["sea"], ["a.png"], version=version), [])
+    assert f"<name>sea</name><attributes><attribute><name>{mark}</name>" in path.read_text()
 
 
 # ------------------------------------------------------------------------------------------------------------ sidecars

@@ -62,6 +62,12 @@ def test_folders_of_splits_and_a_column_of_paths_as_nih_chest_x_ray(tmp_path):
     assert "has 1 column that no key of the config names: image_file_path" in sentences(splits["val"])
 
 
+def test_bytes_that_the_datasets_library_notes_as_images_are_the_images(tmp_path):
+    columns = {"audio": [{"bytes": b"RIFF", "path": "a.wav"}] * 2, "scan": images(2), "labels": [["a"], ["b"]]}
+    write(tmp_path / "train.parquet", columns, {"audio": {"_type": "Audio"}, "scan": IMAGE})
+    assert of(tmp_path).images.encoded(1) == png(1)
+
+
 def test_a_boolean_column_per_class_beside_a_class_as_vege(tmp_path, refusal):
     """vege of Automated_Vege_Slicing_Thesis: attributes as booleans, and the kind of vegetable as a text."""
     columns = {"image": images(3), "class": ["leek", "onion", "leek"]}
@@ -177,6 +183,7 @@ def test_notes_that_were_written_by_hand(tmp_path):
         ("split=train/part-0-x.c000.snappy.parquet", "split=valid/part-0-y.c000.snappy.parquet"),
         ("coco_train.parquet", "coco_val.parquet"),
         ("default/train/0000.parquet", "default/validation/0000.parquet"),
+        ("test_set/train/0000.parquet", "test_set/dev/0000.parquet"),
     ],
 )
 def test_splits_of_file_names(tmp_path, names):

@@ -176,6 +176,11 @@ LABELS = [
     of_label("None", "'None', which stands for no value; "),
     of_label("False", "'False', which is the value of a label; "),
     of_label({"NaN": 1}, "'NaN', which stands for no value; "),
+    *(
+        of_label(name, f"{name!r}, which has values; ")
+        for name in ("0 1 0", "0.2 0.7", "dog:0", "dog=true", "dog 0.93")
+    ),
+    of_label("<b>dog</b>", "'<b>dog</b>', which looks like a list in JSON or Python, or like XML; "),
     of_label("['dog']", "\"['dog']\", which looks like a list in JSON or Python, "),
     *(of_label(name, f"{name!r}, with a quote ") for name in ("“dog", "dog”", "“dog”", '"dog"', "'dog'")),
     *(of_label(name, f"{name!r}, with a line break or another ") for name in ("x\ny", "x\ry", "x\0y", "x\u2028y")),

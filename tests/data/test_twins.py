@@ -10,7 +10,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.sources.open import _hold_out
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import cosine_blocks, describe, find_units, join_twins, read_histograms
+from mlmoe_jax.data.twins import cosine_blocks, describe, find_units, join_twins, read_histograms, shared_twins
 
 SCENES, FRAMES = 24, 5
 
@@ -87,6 +87,21 @@ def test_held_out_images_have_no_twin_in_training(clips):
     assert not train & val
     config.join_twins = False
     assert set.intersection(*parts())
+
+
+def test_images_of_other_splits_that_are_nearly_equal_to_training_images_are_said(clips):
+    config = default_config().data
+    rows = np.arange(len(clips))
+    whole = clips.take(rows[rows >= FRAMES], "train")  # without the first scene
+    train = whole.take(np.flatnonzero(np.arange(len(whole)) % FRAMES != 2), "train")
+    test = clips.take(rows[rows % FRAMES == 2], "test")
+    assert shared_twins(train, [train, test], config) == [
+        "23 of the 24 images of split test are nearly equal to training images, such as 7.jpg to 6.jpg, so results on "
+        "them are too good; move all images of a scene into one split"
+    ]
+    assert shared_twins(train, [clips.take(rows[:FRAMES], "test")], config) == []
+    config.join_twins = False
+    assert shared_twins(train, [test], config) == []
 
 
 def test_unreadable_and_plain_images_are_similar_to_none(clips):

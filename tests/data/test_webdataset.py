@@ -209,7 +209,8 @@ REFUSALS = [
         ),
         ("a key that is missing", lambda at: json_of(at, '{"x": 1}'), {"label_column": "tag"}, "has no column 'tag'"),
         ("a JSON text that is cut", lambda at: json_of(at, '{"labels": ["s'), {}, "train.tar#a.json is damaged"),
-        ("a JSON text that is no object", lambda at: json_of(at, "[1]"), {}, "train.tar#a.json is damaged"),
+        ("a JSON text that is no object", lambda at: json_of(at, "[1]"), {}, "train.tar#a.json is damaged: it is no "),
+        ("a list of two letters", lambda at: json_of(at, '["an", "bn"]'), {"label_column": "a"}, "is no JSON object"),
         (
             "a text in another encoding",
             lambda at: json_of(at, b'{"labels": ["\xe9"]}'),

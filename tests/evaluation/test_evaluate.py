@@ -251,12 +251,13 @@ def config(run, monkeypatch):
 def test_a_run_folder_is_evaluated(config, tmp_path, caplog):
     folder = RunFolder(tmp_path / "run")
     parts, values = write_published(folder, config)
-    ImageRecord.of(make_split(6, "val").ids[:2], []).write(folder)
+    ImageRecord.of([*make_split(6, "train").ids, *make_split(6, "val").ids[:2]], []).write(folder)
     results = evaluate_run(
-        folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
+        folder, [("data.test_splits", "val,test,train"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
     )
-    assert set(results) == {"val", "test"}
-    assert f"2 of the 6 images of split val are, by their names, training images of {folder}" in caplog.text
+    assert set(results) == {"val", "test", "train"}
+    for share in ("2 of the 6 images of split val", "6 of the 6 images of split train"):
+        assert f"{share} are, by their names, training images of {folder}" in caplog.text
     stored = StoredRun(folder).results
     assert stored.keys() == results.keys()
     assert (stored["val"].settings.threshold, config.eval.threshold) == (0.25, 0.5)

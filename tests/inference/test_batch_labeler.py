@@ -14,6 +14,7 @@ from helpers.paths import REPOSITORY
 from helpers.refusals import Refusal, each
 
 import mlmoe_jax as mm
+from mlmoe_jax.inference import batch_labeler
 from mlmoe_jax.inference.predictor import Predictor
 
 COLORS = [(255, 0, 0), (0, 160, 0), (0, 0, 140), (10, 20, 30), (200, 200, 0)]
@@ -34,6 +35,14 @@ def opened(monkeypatch) -> list[tuple]:
 
     monkeypatch.setattr(Predictor, "from_run", from_run)
     return calls
+
+
+def test_a_process_holds_one_model(opened):
+    for workdir in ("first", "second", "first"):
+        labeler = mm.BatchLabeler(workdir)
+        labeler({"image": CONTENTS[:1]})
+        assert [*batch_labeler._opened] == [labeler.identity]
+    assert len(opened) == 3
 
 
 def test_every_kind_of_cell_is_an_image_and_every_broken_one_a_row_with_its_reason(opened, tmp_path):

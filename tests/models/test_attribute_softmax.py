@@ -35,6 +35,11 @@ def test_probabilities_are_the_softmax(scale):
     np.testing.assert_array_equal(logits[:, TAGS], scores[:, TAGS])
 
 
+def test_the_first_attribute_may_have_the_fewest_values():
+    scores = drawn(size=(5, 7))
+    np.testing.assert_array_equal(AttributeSoftmax.of((SIZE, COLOR), 7)(scores), SOFTMAX(scores))
+
+
 @pytest.mark.parametrize("scores", [np.zeros((1, 7)), 3 * drawn(size=(1, 7)), 300 * drawn(size=(1, 7))])
 def test_the_gradient_is_that_of_the_cross_entropy(scores):
     gradient = jax.grad(lambda z: -jax.nn.log_sigmoid(SOFTMAX(z))[0, 3])(jnp.asarray(scores, jnp.float32))

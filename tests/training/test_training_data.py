@@ -148,6 +148,23 @@ def test_an_evaluation_says_that_its_images_have_changed(started, tmp_path, capl
     ]
 
 
+def test_twins_of_training_images_in_other_splits_are_said_for_own_images(tmp_path, caplog):
+    config = default_config()
+    config.data = settings(str(tmp_path), test_splits=("test",), val_split="")
+    colors = np.random.default_rng(0).integers(0, 255, (24, 6, 8, 3), np.uint8)
+    for split in ("train", "test"):
+        images = [f"{split}{k}.png" for k in range(24)]
+        write(tmp_path, f"{split}.csv", "image,labels\n" + "".join(f"{image},x\n" for image in images), ())
+        for image, pixels in zip(images, colors, strict=True):
+            Image.fromarray(pixels).resize((200, 150), Image.Resampling.BICUBIC).save(tmp_path / image)
+    open_training_data(config)
+    assert "24 of the 24 images of split test are nearly equal to training images" in caplog.text
+    caplog.clear()
+    config.data.join_twins = False
+    open_training_data(config)
+    assert "nearly equal" not in caplog.text
+
+
 def test_a_resumed_training_keeps_the_label_space_that_it_was_trained_with(started, refusal):
     config, folder = started
     space = read_label_space(folder)

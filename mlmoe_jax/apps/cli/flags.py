@@ -2,8 +2,9 @@
 
 import argparse
 import functools
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn
 
@@ -212,9 +213,20 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
     _require_once(words)
     _require_known(plain)
     flags = _parser().parse_args(plain)
+    _require_other_output(vars(flags))
     if source := vars(flags).get("init_from"):
         overrides = [*overrides, ("init_from", source)]
     return flags, overrides
+
+
+def _require_other_output(flags: Mapping[str, Any]) -> None:
+    """Raise UserError if --output is a file that another flag names, which would be replaced."""
+    output = flags.get("output") or ""
+    for name, value in flags.items() if os.path.isfile(output) else ():
+        for word in value if isinstance(value, list) else [value]:
+            path = f"{word}".removeprefix("@")
+            if name != "output" and os.path.isfile(path) and os.path.samefile(path, output):
+                raise UserError(f"--output={output} would replace the file of --{name}; name another file")
 
 
 def _require_once(words: Sequence[str]) -> None:

@@ -135,8 +135,10 @@ def write_report(
 
     Raises:
       UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the output
-        cannot be written.
+        has another suffix than .html or cannot be written.
     """
+    if output and Path(output).suffix != ".html":
+        raise UserError(f"--output={output} should be an .html file")
     files = RunFiles(folder, None if against is None else RunFiles(against))
     if files.other and files.other.name == files.name:
         files.name, files.other.name = str(files.folder), str(files.other.folder)

@@ -16,13 +16,14 @@ from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.sources.categories import read_categories
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.named_files import find_root, resolve_path
+from mlmoe_jax.data.sources.named_files import OF_TABLES, find_root, resolve_path
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     check_splits,
     contradictions,
     count_codes,
+    doubtful_groups,
     label_warnings,
     list_usages,
     sample_images,
@@ -70,8 +71,9 @@ def check_data(config: ConfigDict, sample: int = 0) -> Report:
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
             *unused_input(usages),
-            *_unlisted_images(splits),
+            *(_unlisted_images(splits) if config.data.name in OF_TABLES else ()),
             *name_sequences(splits),
+            *doubtful_groups(splits),
             *label_warnings(splits[0], splits[1:]),
             *contradictions(splits),
             *doubtful_labels(splits, _separator(config.data)),
@@ -96,7 +98,7 @@ def _training_problems(config: ConfigDict, train_split: Split) -> list[str]:
 
 def _unlisted_images(splits: Sequence[Split]) -> list[str]:
     """Return a sentence about images in the folders of listed images that are in no split; [] without such images."""
-    tables = [split for split in splits if any(account.unit == "row" for account in split.usage)]
+    tables = [split for split in splits if any(account.unit in ("row", "image") for account in split.usage)]
     images = [split.images for split in tables if isinstance(split.images, ImageFiles)]
     unlisted = find_unlisted(files.name(row) for files in images for row in range(len(files)))
     count = quantity(len(unlisted), "image")
@@ -105,7 +107,7 @@ def _unlisted_images(splits: Sequence[Split]) -> list[str]:
 
 def _separator(data_config: ConfigDict) -> str | None:
     """Return the text between the names of labels, as in `doubtful_labels`."""
-    if data_config.name == "csv":
+    if data_config.name in ("csv", "parquet", "webdataset"):
         return data_config.separator if data_config.label_column else None
     return "" if data_config.name in ("jsonl", "keywords", *FORMATS) else None
 

@@ -11,19 +11,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from mlmoe_jax.data.decoding import BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.twins import (
-    COPIES,
-    FEW,
-    HISTOGRAM_SHAPE,
-    MOST_COMPARED,
-    SIMILAR_HISTOGRAMS,
-    cosine_blocks,
-    describe,
-)
+from mlmoe_jax.data.twins import HISTOGRAM_SHAPE, MOST_COMPARED, describe, similar_pairs
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
@@ -175,27 +166,6 @@ def _duplicates_of(first: Inspection, second: Inspection) -> Iterable[Duplicates
         reported |= {j for _, j in new}
         if new:
             yield Duplicates(kind, first.split, second.split, new)
-
-
-def similar_pairs(
-    first: Float[np.ndarray, "n 8 8 8"], second: Float[np.ndarray, "m 8 8 8"], *, same: bool
-) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) for which first[i] and second[j], of `twins.describe`, are nearly equal.
-
-    Each j is in at most one pair, with the smallest such i. `same` is whether both arrays are of one split. If so, only
-    pairs with i < j are returned.
-    """
-    if not (len(first) and len(second)):
-        return []
-    limit = COPIES if len(first) + len(second) < FEW else SIMILAR_HISTOGRAMS
-    pairs = []
-    for start, cosines in cosine_blocks(first, second):
-        close = cosines > limit
-        if same:
-            close &= np.arange(len(first)) < np.arange(start, start + len(close))[:, None]
-        rows = np.flatnonzero(close.any(axis=1))
-        pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
-    return pairs
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:

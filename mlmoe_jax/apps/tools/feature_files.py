@@ -16,6 +16,8 @@ from mlmoe_jax.models.adapters.catalog import describe_adapters
 from mlmoe_jax.runtime.storage import Folder, atomic_file
 from mlmoe_jax.runtime.table import Outcome
 
+CLASSES = "classes.txt"
+
 
 def write_features(config: ConfigDict, output: str) -> Outcome:
     """Write the features, names and labels of all splits of a config to the folder `output`.
@@ -35,11 +37,18 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
     warn_unused(splits.values())
     classes = splits[data.train_split].classes
+    require_no_classes(folder, classes)
     extractor = FeatureExtractor.from_config(config, len(classes))
-    _write_lines(folder, "classes.txt", classes)
+    _write_lines(folder, CLASSES, classes)
     for split in splits.values():
         _write_split(folder, split, extractor)
     return Outcome([f"features: {folder}"], {"features": str(folder)})
+
+
+def require_no_classes(folder: Folder, classes: Sequence[str]) -> None:
+    """Raise UserError if a folder has a list of other classes, as of a labeling tool, which would be replaced."""
+    if (folder / CLASSES).exists() and folder.read_text(CLASSES).split("\n") != [*classes, ""]:
+        raise UserError(f"{folder} has a {CLASSES} of other classes, which would be replaced; name another --output")
 
 
 def require_pretrained(config: ConfigDict) -> None:

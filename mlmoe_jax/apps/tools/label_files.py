@@ -10,7 +10,7 @@ from mlmoe_jax.apps.tools.pack import open_whole
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, Format, LabelEntry, LabelFile, output_path
-from mlmoe_jax.data.sources.named_files import find_root
+from mlmoe_jax.data.sources.named_files import find_root, require_no_table
 from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import warn_unused
@@ -31,6 +31,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
         raise UserError(f"there are the splits {names}; write {{split}} in --output, or clear data.test_splits")
     files = [_label_file(split, config.data, name, output) for split in splits]
     for file in files:
+        require_no_table(file.path, config.data)
         form.require(file)
     rows, notes = [], []
     for split, file in zip(splits, files, strict=True):

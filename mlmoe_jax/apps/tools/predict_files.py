@@ -22,6 +22,7 @@ from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import ImageNames, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
+from mlmoe_jax.data.sources.named_files import require_no_table
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import USER_ERROR, UserError, success
 from mlmoe_jax.inference.inputs import MixedImages
@@ -73,6 +74,7 @@ def predict_files(
     found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
     images = found.images
     predictor = open_predictor()
+    require_no_table(target.path, predictor.run.config.data)
     _require_videos_possible(images, predictor, target, per_video=per_video)
     sample_inputs(images, Decoding.from_config(predictor.run.config.data))
     selection = {}

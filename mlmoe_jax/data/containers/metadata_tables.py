@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import CODE_OF_CELL
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import PathLike, damage_explained, open_text
+from mlmoe_jax.runtime.formats import read_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,5 +56,5 @@ def read_records(path: PathLike) -> Iterator[dict[str, Any]]:
             for line, text in enumerate(file, 1):
                 if text.strip():
                     with damage_explained(f"{path} line {line}"):
-                        record = dict(json.loads(text))
+                        record = read_object(text)
                     yield record

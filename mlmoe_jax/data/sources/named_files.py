@@ -11,8 +11,12 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.attributes import AttributeValues, named_attributes, read_attributes
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.catalog import DATA_SETS
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import PathLike
 from mlmoe_jax.runtime.text import compose
+
+OF_TABLES = ("csv", "jsonl", "coco_json", *FORMATS)  # data sets whose images are listed in `data.table`
 
 
 def find_root(data_config: ConfigDict) -> str:
@@ -40,6 +44,15 @@ def attributes_of(data_config: ConfigDict) -> AttributeValues:
         return read_attributes(resolve_path(data_config, given))
     names = [compose(name).strip() for name in given.split(",")] if given else []
     return named_attributes(dict.fromkeys(names, ()))
+
+
+def require_no_table(output: PathLike | None, data_config: ConfigDict) -> None:
+    """Raise UserError if an output would replace a table of the data set."""
+    splits = (data_config.train_split, data_config.val_split, *data_config.test_splits)
+    for split in splits if output and data_config.name in OF_TABLES else ():
+        table = resolve_path(data_config, data_config.table.replace("{split}", split))
+        if os.path.isfile(output) and os.path.isfile(table) and os.path.samefile(output, table):
+            raise UserError(f"--output={output} would replace the table of the data set; name another file")
 
 
 def resolve_path(data_config: ConfigDict, name: str) -> str:

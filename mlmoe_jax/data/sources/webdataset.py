@@ -12,7 +12,6 @@ several images needs the field of one of them in `data.image_column`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -31,6 +30,7 @@ from mlmoe_jax.data.sources.sidecar import split_tags
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
+from mlmoe_jax.runtime.formats import read_object
 
 # cls may be labels; a text that is not named as the labels may be a sentence
 _TYPES = {"cls": pa.string(), "txt": pa.null()}
@@ -98,7 +98,7 @@ def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
 
 def _parse_text(field: str, text: str) -> dict[str, Any]:
     if field.endswith("json"):
-        return dict(json.loads(text))
+        return read_object(text)
     if field.endswith("cls"):
         return {field: int(text) if re.fullmatch(r"-?\d+", text) else text}
     return {field: split_tags(text)}

@@ -34,6 +34,11 @@ COMMANDS = {
     "predict --workdir=run --images=file --every=0": "'0' is not a number of seconds above 0, such as 5 or 0.5",
     "predict --workdir=run --images=file --every=1s": "'1s' is not a number of seconds above 0, such as 5 or 0.5",
     "predict --workdir=run": "required: --images",
+    "predict --workdir=run --images=@names.txt --output=names.txt": "names.txt would replace the file of --images",
+    "predict --workdir=run --images empty file --output=./file": "--output=./file would replace the file of --images",
+    "predict --workdir=run --images=file --rename=file --output=file": "--output=file would replace the file of --",
+    "report --workdir=run --output=names.txt": "--output=names.txt should be an .html file",
+    "--config=own_csv:root=empty --workdir=mine": "mine has a labels.txt, which is of no run",
     "data": "required: --config",
     "pack --config=mlvpt_digits": "required: --output",
     "reproduce": "required: --table",
@@ -104,6 +109,8 @@ def inside(at):
     (at / "file").touch()
     (at / "names.txt").write_text("sea\n")
     (at / "empty").mkdir()
+    (at / "mine").mkdir()
+    (at / "mine/labels.txt").write_text("sea\n")
     (write_run(at / "run", drawn_split()) / "checkpoints").mkdir()
     with contextlib.chdir(at), pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLMOE_DATA", raising=False)

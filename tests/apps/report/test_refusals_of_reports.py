@@ -46,7 +46,9 @@ REFUSALS = [
     Refusal(
         "no results to compare with", beside_a_bare_run, lambda given: write_report(**given), "has no results.json"
     ),
-    Refusal("an output below a file", made, lambda run: write_report(run, output=run / "labels.txt/a"), "cannot write"),
+    Refusal(
+        "an output below a file", made, lambda run: write_report(run, output=run / "labels.txt/a.html"), "cannot write"
+    ),
 ]
 DAMAGE = [
     broken("results in invalid JSON", "results.json", b"{", ""),

@@ -13,12 +13,13 @@ from PIL import Image
 from mlmoe_jax.apps.tools import check
 from mlmoe_jax.apps.tools.check import check_data, report_outcome
 from mlmoe_jax.apps.tools.check_table import name_sequences
-from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images, similar_pairs
+from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import STRICT
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
+from mlmoe_jax.data.twins import similar_pairs
 
 
 # ------------------------------------------------------------------------------------------------ before each training
@@ -259,6 +260,14 @@ def test_groups_in_two_splits_are_a_problem_and_labels_that_contradict_the_tree_
         "1 of the 3 images of split train",
         "1 of the 1 images of split test",
     ]
+
+
+def test_groups_in_two_spellings_are_told():
+    first = split_of(["1", "2", "3"], groups=["patient 1", "", "x"])
+    assert check_splits(first, [split_of(["4"], name="test", groups=["Patient_1"])])[:1] == [
+        "groups that differ only in case, spaces, hyphens or underscores, and may be one: patient 1, Patient_1"
+    ]
+    assert not any("groups" in text for text in check_splits(first, [split_of(["4"], name="test")]))
 
 
 def test_damaged_files_of_packed_data_are_problems(tmp_path):

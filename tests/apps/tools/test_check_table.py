@@ -1,8 +1,12 @@
 """Planted mistakes in a table of one's own images are named with their lines, counts and corrections."""
 
+import json
+
 import numpy as np
 import pytest
 from helpers.packing import config_of, smooth_image
+from helpers.parquet_files import images, png, write
+from helpers.tars import write_tar
 from PIL import Image
 
 from mlmoe_jax.apps.tools.check import check_data
@@ -76,6 +80,31 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
         f"2, 4, 6, 8, 10, 12, 14, 16, … ({(last + 1) // 2})): "
         f"put {tmp_path}/gone/00.png there, or correct data.root, data.images or the paths in the table"
     ]
+
+
+def test_several_names_in_one_label_are_told_of_containers_too(tmp_path):
+    labels = ["dog", "cat", "cat,dog"]
+    members = [
+        (f"{k}.{kind}", content)
+        for k, label in enumerate(labels)
+        for kind, content in (("png", png(k)), ("cls", label))
+    ]
+    write_tar(tmp_path / "train.tar", members)
+    write(tmp_path / "train.parquet", {"image": images(3), "labels": labels})
+    for name in ("webdataset", "parquet"):
+        report = check_data(config_of(tmp_path, name, val_split=""))
+        assert [said for said in report["warnings"] if "made of several names separated by ',' instead of ';'" in said]
+
+
+def test_images_that_annotations_do_not_list_are_told(tmp_path):
+    for row in range(3):
+        smooth_image(32, 32, row).save(tmp_path / f"{row}.png")
+    images = [{"id": row, "file_name": f"{row}.png"} for row in range(2)]
+    marks = [{"image_id": 0, "category_id": 1}]
+    content = {"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": marks}
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    report = check_data(config_of(tmp_path, "coco_json", table="{split}.json", val_split=""))
+    assert f"in no split: 1 image beside those that are in one ({tmp_path}/2.png)" in report["warnings"]
 
 
 def test_a_table_without_mistakes_has_no_warnings(table):

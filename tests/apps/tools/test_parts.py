@@ -468,6 +468,13 @@ OF_PARTS = [
     of_parts("other format", None, OTHER.format("format"), again={"kind": "csv"}),
     of_parts("fewer images", None, "has parts with 11 images, but --images has 9; give the same", again={"images": 9}),
     of_parts("another image", rename, "images 5 to 8 of --images are others than in {at}/labels; give"),
+    of_parts(
+        "another image of the last part of a shorter list",
+        rename,
+        "images 5 to 6 of --images are others than in {at}/labels; give",
+        images=6,
+        again={"images": 11},
+    ),
     of_parts("no record", lambda labels: (labels / RECORD).unlink(), "has files of other commands (part-00000.parquet"),
     of_parts("a part beyond", lambda labels: (labels / "part-00003.parquet").touch(), "is a part of another command"),
     of_parts(

@@ -11,9 +11,10 @@ import pytest
 from etils.epath import testing as epath_testing
 from helpers.packing import config_of, write_packed, write_voc
 from helpers.refusals import CUT, EMPTY, GONE, Refusal, damaged, each
-from helpers.tables import SPREADSHEET, lines, write
+from helpers.tables import SPREADSHEET, lines, settings, write
 
 from mlmoe_jax.apps.tools import path_list
+from mlmoe_jax.apps.tools.feature_files import require_no_classes
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
@@ -21,11 +22,12 @@ from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target
 from mlmoe_jax.apps.tools.shards import ShardWriter, write_shards
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
+from mlmoe_jax.data.sources.named_files import require_no_table
 from mlmoe_jax.data.sources.packed import open_packed, verify
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.storage import OutputTarget
+from mlmoe_jax.runtime.storage import Folder, OutputTarget
 
 
 # --------------------------------------------------------------------------------------------------- images to label
@@ -128,6 +130,9 @@ def of_names(name, form, images, says, label="x"):
 
 ROWS_OF_FILES = "should be a .csv or .jsonl file in a folder that exists, or - for standard output"
 SYNTHETIC = {"name": "synthetic", "labels": 16, "train_split": "val", "val_split": ""}
+EXPORT = {"name": "label_studio", "table": "tasks.json", "val_split": ""}
+TASKS = """[{"data": {"image": "a.png"}, "annotations": [{"result": [
+    {"type": "choices", "from_name": "labels", "value": {"choices": ["sea"]}}]}]}]"""
 OF_OUTPUTS = [
     of_output("p.txt", f"--output={{at}}/p.txt {ROWS_OF_FILES}"),
     of_output("none/p.csv", f"--output={{at}}/none/p.csv {ROWS_OF_FILES}"),
@@ -142,6 +147,27 @@ OF_OUTPUTS = [
         "another column of the CSV (image, labels, error, red, error)",
     ),
     of_labels("two splits in one file", "cvat", "{at}/a.xml", "there are the splits train and val; write {split} in -"),
+    *(
+        Refusal(
+            f"the table of split {split}",
+            lambda at, split=split: write(at, f"{split}.csv", "image,labels\na.png,x\n", ()),
+            lambda at, split=split: require_no_table(at / f"{split}.csv", settings(at)),
+            f"{split}.csv would replace the table of the data set",
+        )
+        for split in ("train", "val", "test")
+    ),
+    Refusal(
+        "classes of a labeling tool in place of those of features",
+        lambda at: (at / "classes.txt").write_text("dog\ncat\n") and Folder(at),
+        lambda folder: require_no_classes(folder, ("dog", "cat")) or require_no_classes(folder, ("cat", "dog")),
+        "has a classes.txt of other classes, which would be replaced",
+    ),
+    Refusal(
+        "an export in place of the table",
+        lambda at: write(at, "tasks.json", TASKS, ["a.png"]),
+        lambda at: write_labels(config_of(at, **EXPORT), "label_studio", f"{at}/tasks.json"),
+        "tasks.json would replace the table of the data set",
+    ),
     of_labels("no folder", "cvat", "{at}/no/{split}.xml", "cannot write {at}/no/train.xml"),
     of_labels("a file as folder", "sidecar", "{at}/VOC{split}", "VOCval is a file"),
     of_names("one stem", "sidecar", ("a.png", "a.jpg"), "would name a.png and a.jpg alike"),

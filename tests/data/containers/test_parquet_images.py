@@ -106,6 +106,15 @@ def test_the_version_of_an_image_at_a_path_is_that_of_its_file(folder, column):
     assert images.stamp(1) == "missing"
 
 
+def test_a_path_is_relative_to_its_file_before_the_folder_of_all_files(folder):
+    (folder / "x").mkdir()
+    for place, shade in ((folder / "x/a.png", 1), (folder / "a.png", 2), (folder / "b.png", 3)):
+        place.write_bytes(encode(shade))
+    pq.write_table(pa.table({"image": ["a.png", "b.png"]}), folder / "x/train.parquet")
+    images = parquet.open_parquet(str(folder), ["x/train.parquet"], "")
+    assert [images.encoded(row) for row in range(2)] == [encode(1), encode(3)]
+
+
 def test_a_further_link_to_a_file_does_not_change_it(folder, cache):
     """Backups make such links while a program runs."""
     images = open_all(folder)

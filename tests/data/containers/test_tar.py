@@ -54,6 +54,22 @@ def folder(tmp_path):
     return tmp_path / "shards"
 
 
+@pytest.mark.parametrize("further", [0, 1])
+def test_a_text_may_have_the_largest_size_and_no_more(tmp_path, further):
+    path = write_tar(tmp_path / "a.tar", [("a.json", b" " * (tar.MOST_TEXT + further))])
+    (text,) = tar.read_index(tar.index_shard(str(path)))["text"].to_pylist()
+    assert (text is None) == bool(further)
+
+
+def test_an_image_may_have_the_largest_size_and_no_more(tmp_path, monkeypatch):
+    images = open_all(write_tar(tmp_path / "a.tar", [("a.png", png())]))
+    monkeypatch.setattr(tar, "MAX_FILE", len(png()))
+    assert images.encoded(0) == png()
+    monkeypatch.setattr(tar, "MAX_FILE", len(png()) - 1)
+    with pytest.raises(BadImage, match="it has more than"):
+        images.encoded(0)
+
+
 def test_images_are_in_the_order_of_members_and_read_at_random(folder, monkeypatch):
     images = open_all(folder)
     assert len(images) == 300

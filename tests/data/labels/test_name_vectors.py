@@ -47,6 +47,11 @@ def test_a_list_has_a_name_per_line_and_descriptions_after_tabs(tmp_path):
         "tench, Tinca tinca\ngoldfish, Carassius auratus\nhen",  # of ImageNet
         "A\na\n^_^\n^-^\n<o>_<o>\n;)\n🐶",
         "animal/dog\nanimal/cat",
+        "E. coli\nS. aureus\nV. cholerae",
+        "color: red\ncolor: blue\nsize: 1\nsize: 2",
+        "Apple - scab\nApple - rust",
+        "2021 05\n2021 06\n50 70",
+        "16:9\nISO:100\nf 1.8\ncaliber .45\nUSB 1.1",
     ],
 )
 def test_names_that_look_unusual_are_read(names, tmp_path):
