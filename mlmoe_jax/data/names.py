@@ -64,11 +64,14 @@ _CODE = r"[a-z]{0,3}\d+\s*[.,:;=)]|([a-z]|[ivx]+)\)|#\d+\s|(\d+|[a-z]?\d{3,}|(?=
 _BESIDE = (  # a number or a code beside a name
     re.compile(rf"^\(?({_CODE})\s*", re.IGNORECASE),
     re.compile(r"(\s*[,:;=\t]\s*-?\d[\d.]*%?|\s+n\d{8}|\s+\d[\d.]*%|\s*[(\[]\d+[)\]]|\s[-x]\s?\d+)$"),
-    re.compile(r"\s*(->|=>|→|\s=\s|\s[–—-]\s|:\s).+$"),  # as in dog -> Hund
 )
+_TRANSLATION = re.compile(r"\s*(->|=>|→|\s=\s|\s[–—-]\s|:\s).+$")  # as in dog -> Hund
 _FORM = (
     "which looks like a comment, a heading or a line of another kind of file; write each name alone on a line, or "
     "describe it after a tab if it is a name"
+)
+_BESIDE_NAME = (
+    "which has a number, a code or a translation beside it; write each name alone on a line, or describe it after a tab"
 )
 _LONGEST = 300  # characters of a name in a list, and of a line whose form is examined
 
@@ -196,14 +199,15 @@ def _find_heading(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
 
 
 def _find_columns(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
-    """Yield (row, reason) for one row if most rows have a number or a code beside the name."""
+    """Yield (row, reason) for one row if most rows have a number, a code or a translation beside the name."""
     lines = ["\t".join(row)[:_LONGEST] for row in rows]
     rests = [[pattern.sub("", line) for line in lines] for pattern in _BESIDE]
     rests.append([line.removesuffix(f" {k}") for k, line in enumerate(lines)])  # as in dog 0, cat 1
+    rests.append([line if "\t" in line else _TRANSLATION.sub("", line) for line in lines])
     for names in rests:
         found = [k for k, name in enumerate(names) if name != lines[k] and re.search(r"[^\W\d_]", name)]
         if 2 * len(found) > len(lines) and len({names[k] for k in found}) == len(found):
-            yield found[0], "which has a number or a code beside it; write each name alone on a line"
+            yield found[0], _BESIDE_NAME
 
 
 def _find_joined(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:

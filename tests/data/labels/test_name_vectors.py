@@ -60,8 +60,10 @@ def test_names_that_look_unusual_are_read(names, tmp_path):
 
 
 def test_a_description_says_that_a_text_is_a_name(tmp_path):
-    names = ("none", "label:", "# animals", "dog, cat", "5")
-    (tmp_path / "labels.txt").write_text("".join(f"{name}\ta photo of it, taken by day\n" for name in names))
+    names = ("none", "label:", "# animals", "dog, cat", "5", "Alien: Covenant")
+    (tmp_path / "labels.txt").write_text(
+        "".join(f"{name}\ta photo of it, taken by day: for {name}\n" for name in names)
+    )
     assert read_classes(tmp_path / "labels.txt") == names
 
 

@@ -53,7 +53,10 @@ def of_header(name, header, *says):
     return Refusal(name, lambda at: with_header(at, header), read_name_vectors, *says)
 
 
-FORM, CODE = "which looks like a comment, a heading or a line of another kind of file", "which has a number or a code"
+FORM, CODE = (
+    "which looks like a comment, a heading or a line of another kind of file",
+    "which has a number, a code or a translation",
+)
 SEVERAL, VARIANT = "which looks like several names; write each name alone on a line", "or differs only in case"
 OTHER_FILES = {
     FORM: (
