@@ -22,7 +22,7 @@ from mlmoe_jax.data.attributes import AttributeValues
 from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows, note_empty
+from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing, note_empty
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
@@ -40,7 +40,7 @@ DIFFICULT_MARK = (
 )
 
 
-def _read(given: LabelInput) -> LabelRows:
+def _read(given: Listing) -> LabelRows:
     with open_regular(given.path) as file:
         root = parse_xml(file)
     names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]

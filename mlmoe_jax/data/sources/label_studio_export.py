@@ -30,7 +30,7 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, find_file, read_bytes
@@ -57,7 +57,7 @@ def read_address(address: str) -> str:
     return address
 
 
-def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
+def _find_images(addresses: Iterable[str], given: Listing) -> dict[str, str]:
     """Return address -> path of its image, and note in the account how many are found by their names.
 
     Raises UserError if an image at an address outside of Label Studio is not found.
@@ -103,7 +103,7 @@ def _stored_name(path: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(given: LabelInput) -> LabelRows:
+def _read(given: Listing) -> LabelRows:
     path, control, key = given.path, given.config.label_column, given.config.image_column
     own = tuple(given.attributes.values)
     tasks = json.loads(read_bytes(path))

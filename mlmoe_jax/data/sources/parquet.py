@@ -44,11 +44,9 @@ from mlmoe_jax.data.containers.files_of_splits import PARTITION, find_splits
 from mlmoe_jax.data.containers.parquet_images import open_file, open_parquet
 from mlmoe_jax.data.containers.reach import Place, open_place
 from mlmoe_jax.data.labels.name_vectors import read_classes
-from mlmoe_jax.data.names import find_name
-from mlmoe_jax.data.sources.named_files import attributes_of
-from mlmoe_jax.data.sources.own_images import require_groups_and_paths
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, Listing, select_split, why_unused
-from mlmoe_jax.data.sources.source import DataSource, used_splits
+from mlmoe_jax.data.names import find_name, find_split
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, select_split, why_unused
+from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.sources.tables import class_columns, find_column, make_row, note_unused
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -72,9 +70,9 @@ class Container(NamedTuple):
       kind: the noun for files of this format.
       unit: the noun for what is counted in a file.
       find: (place, account) -> the files of this format, and the split that the path of each names.
-      read_schema: input -> the columns of a file, and which has the images or their paths, "" if none has; None if the
-        file has no images. The input has the full path of the file.
-      read_cells: (input, columns) -> the name of each row in the file, and its cells by column.
+      read_schema: (path of a file, listing) -> the columns of the file, and which has the images or their paths, "" if
+        none has; None if the file has no images.
+      read_cells: (path, listing, columns) -> the name of each row in the file, and its cells by column.
       open_images: (folder, files, title, column of images) -> the images of all rows, in order.
     """
 
@@ -96,39 +94,36 @@ def open_container_split(
     UserError as `select_split`, and if a file is damaged or has no such column.
     """
     place = open_place(data_config.root)
-    usage = Usage(place.folder, container.unit)
-    listing = Listing(place.folder, split, "", data_config.train_split, used_splits(data_config, split))
-    files = _choose_files(container, place, listing, usage)
-    folder = place.fetch(list(files))
     if data_config.classes:
         classes = _read_classes(place, data_config.classes)
-    attributes = attributes_of(data_config).known_by(classes)
-    given = LabelInput(folder, data_config, folder, classes, usage, attributes)
-    plans = _plan_files(container, files, place, given)
+    listing = Listing(place.folder, split, place.fetch([]), classes, data_config, has_splits=True)
+    listing.usage.unit = container.unit
+    files = _choose_files(container, place, listing)
+    place.fetch(list(files))
+    plans = _plan_files(container, files, place, listing)
     if not plans:
         raise UserError(f"{place.folder} has no images of split {split}; set data.root to a folder with some")
     rows = (row for plan in plans for row in _read_rows(container, plan))
-    opened = select_split(rows, replace(listing, folder=folder), classes or _own_classes(plans), usage, attributes)
-    require_groups_and_paths(opened, place.folder, data_config.group_column)
+    opened = select_split(rows, listing, classes or _own_classes(plans))
     if plans[0].files:
         place.fetch(sorted({*opened.ids} & {*place.names}))
         return opened
-    images = container.open_images(folder, list(files), place.folder, data_config.image_column)
+    images = container.open_images(listing.folder, list(files), place.folder, data_config.image_column)
     return replace(opened, images=images.take(images.find_rows(opened.ids)))
 
 
-def _choose_files(container: Container, place: Place, listing: Listing, usage: Usage) -> dict[str, str | None]:
+def _choose_files(container: Container, place: Place, listing: Listing) -> dict[str, str | None]:
     """Return the files of the used splits, and the split that each names; UserError if the split to open has none."""
-    found = container.find(place, usage)
+    found = container.find(place, listing.usage)
     if not found:
         raise UserError(f"{place.folder} has no {container.kind}{place.hint}; set data.root to a folder with some")
     if not any(found.values()):
         return found
-    used = {name: split for name, split in found.items() if split and listing.find_split(split)}
+    used = {name: split for name, split in found.items() if split and find_split(split, listing.splits)}
     for split, count in Counter(split for name, split in found.items() if name not in used).items():
         why = why_unused(split, listing.splits) if split else "without a split in their names"
-        usage.notes.append(f"has {quantity(count, 'file')} {why}")
-    if listing.split not in map(listing.find_split, used.values()):
+        listing.usage.notes.append(f"has {quantity(count, 'file')} {why}")
+    if listing.split not in (find_split(name, listing.splits) for name in used.values()):
         names = abbreviate(sorted(filter(None, {*found.values()})))
         raise UserError(
             f"{place.folder} has no files of split {listing.split}; its splits are {names}; set data.train_split, "
@@ -147,7 +142,7 @@ class _Plan(NamedTuple):
     """What to read from a file.
 
     Attributes:
-      name: path of the file below the folder of images.
+      name: path of the file below the folder of images. `path` is the whole path.
       split: the split that the path names; None if it names none.
       columns: all columns of the file.
       image: the column of images, or of their paths.
@@ -160,8 +155,9 @@ class _Plan(NamedTuple):
     """
 
     name: str
+    path: str
     split: str | None
-    given: LabelInput
+    given: Listing
     columns: Sequence[str]
     image: str
     files: Collection[str]
@@ -176,7 +172,7 @@ class _Plan(NamedTuple):
         return [self.label] if self.label else self.classes
 
 
-def _plan_files(container: Container, files: Mapping[str, str | None], place: Place, given: LabelInput) -> list[_Plan]:
+def _plan_files(container: Container, files: Mapping[str, str | None], place: Place, given: Listing) -> list[_Plan]:
     """Return what to read from each file that has images, and note the columns that are not used."""
     known = frozenset(place.names)
     found = (_plan_file(container, name, known, split, given) for name, split in files.items())
@@ -186,43 +182,43 @@ def _plan_files(container: Container, files: Mapping[str, str | None], place: Pl
 
 
 def _plan_file(
-    container: Container, name: str, files: Collection[str], split: str | None, given: LabelInput
+    container: Container, name: str, files: Collection[str], split: str | None, given: Listing
 ) -> _Plan | None:
     """Return what to read from a file; UserError if it is damaged, or it is not clear which columns to read."""
-    given = given._replace(path=f"{given.folder}/{name}")
-    read = container.read_schema(given)
+    path = f"{given.folder}/{name}"
+    read = container.read_schema(path, given)
     if read is None:
         return None
     schema, image = read
     split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
-    marks = (split_column, _find_named(schema, "group_column", given) or None)
+    marks = (split_column, _find_named(schema, "group_column", path, given) or None)
     paths = files if image in find_columns(schema, TEXT) else frozenset()
     own = {name: column for name in given.attributes.values if (column := find_name(schema.names, name))}
-    labels = _find_labels(schema, (image, *marks, *own.values()), given)
-    return _Plan(name, split, given, schema.names, image, paths, marks, own, *labels)
+    labels = _find_labels(schema, (image, *marks, *own.values()), path, given)
+    return _Plan(name, path, split, given, schema.names, image, paths, marks, own, *labels)
 
 
 def _find_labels(
-    schema: pa.Schema, others: Sequence[str | None], given: LabelInput
+    schema: pa.Schema, others: Sequence[str | None], path: str, given: Listing
 ) -> tuple[str, Sequence[str] | None, bool]:
     """Return `label`, `classes` and `names_classes` of a plan."""
     config = given.config
     if config.label_column == LABEL_COLUMN:
-        label = find_label_column(schema, others, given.path)
+        label = find_label_column(schema, others, path)
     else:
-        label = _find_named(schema, "label_column", given)
+        label = _find_named(schema, "label_column", path, given)
     stated = config.classes and given.classes
     if label:
         noted = class_names(read_features(schema).get(label))
         return label, noted or stated or None, bool(noted)
     booleans = [] if stated else find_columns(schema, BOOLEAN, others)
-    return "", class_columns(booleans or find_columns(schema, NUMBER, others), given), True
+    return "", class_columns(booleans or find_columns(schema, NUMBER, others), path, given), True
 
 
-def _find_named(schema: pa.Schema, key: str, given: LabelInput) -> str:
+def _find_named(schema: pa.Schema, key: str, path: str, given: Listing) -> str:
     """Return the column that a key of `config.data` names; "" if the key is empty; UserError for another name."""
     name = given.config[key]
-    return name and schema.names[find_column(schema.names, name, f"data.{key}", given.path)]
+    return name and schema.names[find_column(schema.names, name, f"data.{key}", path)]
 
 
 def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
@@ -231,7 +227,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
     for plan in others:
         if (plan.classes, bool(plan.files)) != (first.classes, bool(first.files)):
             raise UserError(
-                f"{plan.given.path} has other classes or another kind of images than {first.given.path}; set data.root "
+                f"{plan.path} has other classes or another kind of images than {first.path}; set data.root "
                 "to files of one kind"
             )
     return first.classes
@@ -254,14 +250,14 @@ def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file; UserError if cells do not have the form of labels."""
     paths = [plan.image] if plan.files else []
     columns = list(filter(None, (*plan.label_columns, *plan.own.values(), *plan.marks, *paths)))
-    for name, cells in container.read_cells(plan.given, columns):
+    for name, cells in container.read_cells(plan.path, plan.given, columns):
         try:
             row = _make_row(plan, name, cells)
         except Exception as error:  # cells of another form raise errors of many types
             shown = ", ".join(f"{cells[column]}" for column in plan.label_columns)
             why = f"{'the value ' if isinstance(error, KeyError) else ''}{error}"
             raise UserError(
-                f"{plan.given.path}#{name}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md "
+                f"{plan.path}#{name}, with the labels {shown:.80}, cannot be read: {why}; docs/datasets.md "
                 "lists the forms of labels"
             ) from error
         yield row
@@ -330,30 +326,30 @@ def _name_numbers(values: Sequence[Any], names: Sequence[str] | None, *, may_be_
 
 
 # ------------------------------------------------------------------------------------------------------------- Parquet
-def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
+def _read_schema(path: str, given: Listing) -> tuple[pa.Schema, str] | None:
     import pyarrow as pa  # here, because --help does without it
 
-    with open_file(given.path) as file:
+    with open_file(path) as file:
         if not file.metadata.num_rows:  # its columns may have no types
             return None
         schema = file.schema_arrow
-    for name in _partitions(given):
+    for name in _partitions(path, given):
         schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
-    return schema, find_image_column(schema, given.config.image_column, given.path)
+    return schema, find_image_column(schema, given.config.image_column, path)
 
 
-def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open_file(given.path) as file, damage_explained(given.path):
+def _read_cells(path: str, given: Listing, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    with open_file(path) as file, damage_explained(path):
         stored = [name for name in columns if name in file.schema_arrow.names]
-        partitions = {name: cell for name, cell in _partitions(given).items() if name not in stored}
+        partitions = {name: cell for name, cell in _partitions(path, given).items() if name not in stored}
         batches = file.iter_batches(ROWS_AT_ONCE, columns=stored)
         for row, cells in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches)):
             yield row, cells | partitions
 
 
-def _partitions(given: LabelInput) -> dict[str, str | None]:
+def _partitions(path: str, given: Listing) -> dict[str, str | None]:
     """Return column -> cell of all rows in a file in folders such as label=cat, as Spark and Hive write columns."""
-    folders = given.path.removeprefix(f"{given.folder}/").split("/")[:-1]
+    folders = path.removeprefix(f"{given.folder}/").split("/")[:-1]
     pairs = (folder.split("=", 1) for folder in folders if "=" in folder and not folder.startswith(PARTITION))
     return {name: None if cell == _NULL else urllib.parse.unquote(cell) for name, cell in pairs}
 

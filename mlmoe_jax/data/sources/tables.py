@@ -54,7 +54,7 @@ from typing import Any
 from mlmoe_jax.data.label_codes import CODE_OF_CELL, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
@@ -68,13 +68,13 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
-def read_jsonl(given: LabelInput) -> LabelRows:
+def read_jsonl(given: Listing) -> LabelRows:
     """Return the rows of a JSONL file, and no classes. A line of another form raises UserError in the iteration."""
     given.usage.unit = "row"
     return _jsonl_rows(given), None
 
 
-def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
+def _jsonl_rows(given: Listing) -> Iterator[ImageRow]:
     path, config, known = given.path, given.config, {}
     own = list(given.attributes.values)
     names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column, *own
@@ -151,7 +151,7 @@ def note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collectio
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
-def read_csv(given: LabelInput) -> LabelRows:
+def read_csv(given: Listing) -> LabelRows:
     """Return the rows of a CSV table, and its classes, None if the table has one column with label names.
 
     Raises UserError if a column is missing, or, in the iteration over the rows, if a cell is invalid.
@@ -172,7 +172,7 @@ def read_csv(given: LabelInput) -> LabelRows:
         labels = find_column(header, config.label_column, "data.label_column (empty: a column per class)", path)
         classes, used, read_labels = None, (header[labels],), _names_reader(labels, config.separator, path)
     else:
-        classes = used = class_columns(others, given)
+        classes = used = class_columns(others, path, given)
         read_labels = _codes_reader(header, classes, path)
     given.usage.unit = "row"
     note_unused(given.usage, "column", others, used)
@@ -180,7 +180,7 @@ def read_csv(given: LabelInput) -> LabelRows:
 
 
 def _csv_rows(
-    given: LabelInput,
+    given: Listing,
     columns: Sequence[int | None],
     own: Mapping[str, int],
     read_labels: ReadLabels,
@@ -305,9 +305,9 @@ def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tu
         yield line, tuple(cells[column] for column in columns)
 
 
-def class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
+def class_columns(columns: Sequence[str], path: PathLike, given: Listing) -> tuple[str, ...]:
     """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
-    path, classes, attributes = given.path, given.classes, given.attributes
+    classes, attributes = given.classes, given.attributes
     if not (columns or attributes.values) or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "

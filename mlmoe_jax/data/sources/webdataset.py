@@ -26,7 +26,7 @@ from mlmoe_jax.data.containers.columns import IMAGE_COLUMN, infer_schema
 from mlmoe_jax.data.containers.tar import count_unused, find_shards, index_shard, open_tar, read_index
 from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.parquet import Container, open_container_split
-from mlmoe_jax.data.sources.rows import LabelInput
+from mlmoe_jax.data.sources.rows import Listing
 from mlmoe_jax.data.sources.sidecar import split_tags
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
@@ -38,39 +38,39 @@ _TYPES = {"cls": pa.string(), "txt": pa.null()}
 _Example = list[tuple[str, bytes | None]]  # the names of its members, and of texts the content
 
 
-def _read_schema(given: LabelInput) -> tuple[pa.Schema, str] | None:
+def _read_schema(path: str, given: Listing) -> tuple[pa.Schema, str] | None:
     """Return the fields of a shard and the keys of its JSON objects; None if it has no example."""
-    count_unused(index_shard(given.path), os.path.basename(given.path), given.usage, texts=True)
-    examples = _read_examples(given)
+    count_unused(index_shard(path), os.path.basename(path), given.usage, texts=True)
+    examples = _read_examples(path)
     if not examples:
         return None
-    return infer_schema((_read_record(given, example) for example in examples), _TYPES), ""
+    return infer_schema((_read_record(path, example) for example in examples), _TYPES), ""
 
 
-def _read_cells(given: LabelInput, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_cells(path: str, given: Listing, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the name and the texts of each image, and count examples without one; UserError if one has several."""
     field = given.config.image_column
-    for example in _read_examples(given):
+    for example in _read_examples(path):
         found = [name for name, text in example if text is None]
         images = [name for name in found if field in (IMAGE_COLUMN, _field(name))]
         if len(images) < len(found):
             given.usage.leave_out(f"not of the field {field}", count=len(found) - len(images))
         if not images:
-            given.usage.leave_out("without an image", f"{given.path}#{example[0][0]}")
+            given.usage.leave_out("without an image", f"{path}#{example[0][0]}")
             continue
         if repeated := first_repeated(images):
-            raise UserError(f"{given.path} has two members {repeated}; rename one, and its labels, or remove it")
+            raise UserError(f"{path} has two members {repeated}; rename one, and its labels, or remove it")
         if len(images) > 1:
             raise UserError(
-                f"{given.path} has an example with several images, {images[0]} and {images[1]}; set data.image_column "
+                f"{path} has an example with several images, {images[0]} and {images[1]}; set data.image_column "
                 f"to the field of one, such as {_field(images[0])}, or rename them, without dots before the suffix"
             )
-        yield images[0], dict.fromkeys(columns) | _read_record(given, example)
+        yield images[0], dict.fromkeys(columns) | _read_record(path, example)
 
 
-def _read_examples(given: LabelInput) -> Collection[_Example]:
+def _read_examples(path: str) -> Collection[_Example]:
     """Return the examples of a shard, in the order of their first members, which need not be side by side."""
-    table = read_index(index_shard(given.path))
+    table = read_index(index_shard(path))
     used = table.filter(pc.is_null(table["unused"]))
     examples: dict[str, _Example] = {}
     for name, text in zip(used["name"].to_pylist(), used["text"].to_pylist(), strict=True):
@@ -82,17 +82,17 @@ def _field(name: str) -> str:
     return name.rpartition("/")[2].partition(".")[2]
 
 
-def _read_record(given: LabelInput, example: _Example) -> dict[str, Any]:
+def _read_record(path: str, example: _Example) -> dict[str, Any]:
     """Return the texts of an example by field, and the keys of its JSON object; UserError if one is damaged."""
     record: dict[str, Any] = {}
     for name, content in example:
         if content is None:
             continue
-        with damage_explained(f"{given.path}#{name}"):
+        with damage_explained(f"{path}#{name}"):
             found = _parse_text(_field(name).lower(), content.decode("utf-8-sig").strip())
         for key, cell in found.items():
             if record.setdefault(key, cell) != cell:
-                raise UserError(f"{given.path}#{name} has another value of '{key}' than another member; correct one")
+                raise UserError(f"{path}#{name} has another value of '{key}' than another member; correct one")
     return record
 
 
