@@ -152,7 +152,7 @@ def read_suggestions(path: PathLike) -> list[Suggestion]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         header = [unescape_cell(name.strip()) for name in next(filter(any, reader), [])]
         for name in _NEEDED:
-            header[find_column(header, name, "its format", path)] = name
+            header[header.index(find_column(header, name, "its format", path))] = name
         header = [name or f"column {number}" for number, name in enumerate(header, 1)]
         if repeated := first_repeated(header):
             raise UserError(f"{path} has two columns '{repeated}'; rename one")

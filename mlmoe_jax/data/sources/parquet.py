@@ -18,7 +18,6 @@ meant is taken. Only the columns that are needed are read, and the images not be
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import urllib.parse
 from collections import Counter
@@ -47,7 +46,15 @@ from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name, find_split
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource
-from mlmoe_jax.data.sources.tables import class_columns, find_column, make_row, note_unused
+from mlmoe_jax.data.sources.tables import (
+    Marks,
+    class_columns,
+    find_column,
+    find_marks,
+    make_row,
+    note_unused,
+    plain_value,
+)
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
@@ -147,8 +154,7 @@ class _Plan(NamedTuple):
       columns: all columns of the file.
       image: the column of images, or of their paths.
       files: all files below the folder of images if `image` has paths; otherwise none.
-      marks: the columns of the split and of the group; None for one that there is not.
-      own: attribute -> the column of its values.
+      marks: the columns of the split, unless the path names it, of the group and of attributes.
       label: the column of labels; "" if there is one per class.
       classes: the classes that the file names, or for numbers those in `data.classes`; None if there are none.
       names_classes: whether the file names them.
@@ -161,8 +167,7 @@ class _Plan(NamedTuple):
     columns: Sequence[str]
     image: str
     files: Collection[str]
-    marks: Sequence[str | None]
-    own: Mapping[str, str]
+    marks: Marks
     label: str
     classes: Sequence[str] | None
     names_classes: bool
@@ -190,12 +195,12 @@ def _plan_file(
     if read is None:
         return None
     schema, image = read
-    split_column = None if split else find_name(schema.names, SPLIT_COLUMN)
-    marks = (split_column, _find_named(schema, "group_column", path, given) or None)
+    marks = find_marks(schema.names, given, path)
+    if split:
+        marks = marks._replace(split=None)
     paths = files if image in find_columns(schema, TEXT) else frozenset()
-    own = {name: column for name in given.attributes.values if (column := find_name(schema.names, name))}
-    labels = _find_labels(schema, (image, *marks, *own.values()), path, given)
-    return _Plan(name, path, split, given, schema.names, image, paths, marks, own, *labels)
+    labels = _find_labels(schema, (image, *marks.columns), path, given)
+    return _Plan(name, path, split, given, schema.names, image, paths, marks, *labels)
 
 
 def _find_labels(
@@ -206,19 +211,13 @@ def _find_labels(
     if config.label_column == LABEL_COLUMN:
         label = find_label_column(schema, others, path)
     else:
-        label = _find_named(schema, "label_column", path, given)
+        label = config.label_column and find_column(schema.names, config.label_column, "data.label_column", path)
     stated = config.classes and given.classes
     if label:
         noted = class_names(read_features(schema).get(label))
         return label, noted or stated or None, bool(noted)
     booleans = [] if stated else find_columns(schema, BOOLEAN, others)
     return "", class_columns(booleans or find_columns(schema, NUMBER, others), path, given), True
-
-
-def _find_named(schema: pa.Schema, key: str, path: str, given: Listing) -> str:
-    """Return the column that a key of `config.data` names; "" if the key is empty; UserError for another name."""
-    name = given.config[key]
-    return name and schema.names[find_column(schema.names, name, f"data.{key}", path)]
 
 
 def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
@@ -236,7 +235,7 @@ def _own_classes(plans: Sequence[_Plan]) -> Sequence[str] | None:
 def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
     """Note which columns are used although no key names them, and which are not used."""
     columns = {column: None for plan in plans for column in plan.columns}
-    used = {name for plan in plans for name in (*plan.label_columns, *plan.own.values(), plan.image, *plan.marks)}
+    used = {name for plan in plans for name in (*plan.label_columns, plan.image, *plan.marks.columns)}
     note_unused(usage, "column", columns, used)
     if any(plan.split and find_name(plan.columns, SPLIT_COLUMN) for plan in plans):
         usage.notes.append(f"has a column '{SPLIT_COLUMN}', which is ignored, because the paths of files name splits")
@@ -249,7 +248,7 @@ def _note_columns(plans: Sequence[_Plan], usage: Usage) -> None:
 def _read_rows(container: Container, plan: _Plan) -> Iterator[ImageRow]:
     """Yield the rows of a file; UserError if cells do not have the form of labels."""
     paths = [plan.image] if plan.files else []
-    columns = list(filter(None, (*plan.label_columns, *plan.own.values(), *plan.marks, *paths)))
+    columns = list(filter(None, (*plan.label_columns, *plan.marks.columns, *paths)))
     for name, cells in container.read_cells(plan.path, plan.given, columns):
         try:
             row = _make_row(plan, name, cells)
@@ -275,24 +274,14 @@ def _make_row(plan: _Plan, name: int | str, cells: Mapping[str, Any]) -> ImageRo
         beside = os.path.join(os.path.dirname(plan.name), image)
         if beside in plan.files or image not in plan.files:  # paths may also be relative to the folder of all files
             image = beside
-    split, group = (_plain(cells.get(mark)) for mark in plan.marks)
-    split = plan.split or split
     if plan.label:
-        labels = _read_labels(_plain(cells[plan.label]), plan)
+        labels = _read_labels(plain_value(cells[plan.label]), plan)
     else:
-        labels = {column: _plain(cells[column]) for column in plan.classes}
+        labels = {column: plain_value(cells[column]) for column in plan.classes}
     if labels is None:
-        return ImageRow(image, None, split=split)
-    row = make_row(image, labels, split, group, 0)
-    values = plan.given.attributes.read_cells({name: _plain(cells[column]) for name, column in plan.own.items()})
-    return row._replace(labels={**row.labels, **values})
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell as other programs would write it without empty cells in its column: 3 for 3.0, None for nan."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else int(value) if value.is_integer() else value
-    return value
+        return ImageRow(image, None, split=plan.split or plain_value(cells.get(plan.marks.split)))
+    row = make_row(image, labels, cells, plan.marks, plan.given)
+    return row._replace(split=plan.split or row.split)
 
 
 def _read_labels(cell: Any, plan: _Plan) -> Any:
@@ -300,10 +289,10 @@ def _read_labels(cell: Any, plan: _Plan) -> Any:
     if isinstance(cell, str):
         return [name for name in map(str.strip, read_cell_names(cell, plan.given.config.separator)) if name]
     if isinstance(cell, dict):
-        return {name: _plain(value) for name, value in cell.items()}
+        return {name: plain_value(value) for name, value in cell.items()}
     if cell is None or cell == -1:  # -1 is an unknown class of the datasets library
         return None
-    values = list(map(_plain, cell)) if isinstance(cell, list) else [cell]
+    values = list(map(plain_value, cell)) if isinstance(cell, list) else [cell]
     texts = [value for value in values if isinstance(value, str)]
     if len(texts) == len(values):
         return values
