@@ -66,14 +66,20 @@ class ImageRow(NamedTuple):
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
             raise ValueError("labels: some and none")
-        labels, unstated = {}, self.other_labels if self.is_complete else UNKNOWN
-        for label in {**self.labels, **other.labels}:
-            codes = self.labels.get(label, unstated), other.labels.get(label, unstated)
-            if codes[0] != codes[1] and UNKNOWN not in codes:
-                raise ValueError(f"label '{label}': {codes[0]} and {codes[1]}")
-            labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
+        unstated = self.other_labels if self.is_complete else UNKNOWN
+        labels = {
+            label: _known_code(label, self.labels.get(label, unstated), other.labels.get(label, unstated))
+            for label in {**self.labels, **other.labels}
+        }
         others = max(self.other_labels, other.other_labels)  # NEGATIVE if one row says so, otherwise UNKNOWN
         return self._replace(labels=labels, other_labels=others, group=self.group or other.group)
+
+
+def _known_code(label: str, first: int, second: int) -> int:
+    """Return the code of a label in two rows of an image; ValueError if both are known and differ."""
+    if first != second and UNKNOWN not in (first, second):
+        raise ValueError(f"label '{label}': {first} and {second}")
+    return second if first == UNKNOWN else first
 
 
 @dataclass(frozen=True)
@@ -317,10 +323,7 @@ class _Selection:
         try:
             for name, code in row.labels.items():
                 label = self.labels[self.columns[name]]
-                known = labels.get(label, UNKNOWN)
-                if known != code and UNKNOWN not in (known, code):
-                    raise ValueError(f"label '{label}': {known} and {code}")
-                labels[label] = code if known == UNKNOWN else known
+                labels[label] = _known_code(label, labels.get(label, UNKNOWN), code)
             row = row._replace(labels=labels)
             if at is not None:
                 self.merged.add(row.position)
@@ -371,24 +374,23 @@ class _Selection:
         self._count_splits()
         self._note_changed()
         classes = tuple(sorted(self.labels) if self.classes is None else self.labels)
-        live = list(self.rows.values())
-        groups = [self.groups[at] for at in live] if any(self.groups) else None
-        lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
-        images = [self.images[at] for at in live]
-        files = ImageFiles(listing.folder, images, os.path.basename(path), lines)
-        split = Split(listing.split, classes, self._labels(classes, live), images, files, groups, usage=(self.usage,))
+        files = ImageFiles(listing.folder, self.images, os.path.basename(path), self.lines if any(self.lines) else ())
+        groups = self.groups if any(self.groups) else None
+        split = Split(listing.split, classes, self._labels(classes), self.images, files, groups, usage=(self.usage,))
+        if len(self.rows) < len(self.images):
+            split = split.take(np.array(list(self.rows.values())), split.name)
         if listing.config:
             _require_groups_and_paths(split, listing)
         return split
 
-    def _labels(self, classes: Sequence[str], live: Sequence[int]) -> LabelMatrix:
+    def _labels(self, classes: Sequence[str]) -> LabelMatrix:
         from mlmoe_jax.data.label_matrix import LabelMatrix, csr_array  # here, for the same reason as in `split`
 
         position = {name: k for k, name in enumerate(classes)}
         order = np.array([position[name] for name in self.column_of_label], np.int32)
         entries = np.asarray(self.label_codes), order[np.asarray(self.label_columns)]
         stated = csr_array((*entries, np.append(0, self.label_ends)), (len(self.images), len(classes)))
-        return LabelMatrix(stated, np.asarray(self.other_labels)).take(np.asarray(live))
+        return LabelMatrix(stated, np.asarray(self.other_labels))
 
     def _why_unknown(self, row: ImageRow, name: str) -> str:
         close = difflib.get_close_matches(name, self.classes, n=1)
