@@ -133,37 +133,36 @@ class LabelTree:
         A contradiction is a cycle, a label that implies two exclusive labels, an exclusive group that does not have two
         or more different labels, or a value of two attributes. The values of an attribute are exclusive.
         """
-        try:
-            _ = self.children  # in topological order, so a cycle is found
-        except CycleError as error:
-            cycle = [names[k] for k in reversed(error.args[1])]
-            shown = cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "…"]
+        if cycle := self._find_cycle():
+            shown = [names[k] for k in cycle[:_SHOWN]] + ["…"] * (len(cycle) > _SHOWN)
             return f"{' implies '.join(shown)}, which is a cycle"
         values = [label for attribute in self.attributes for label in attribute.labels]
         if len(set(values)) < len(values):
             return "a label is a value of two attributes"
         steps = 0
         for group in (*self.exclusive, *(attribute.labels for attribute in self.attributes)):
-            if len(set(group)) < max(2, len(group)):
-                return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
-            if not any(map(self.children.get, group)):
-                continue
-            count, conflict = self._find_conflict(group)
-            if conflict:
-                label, *members = conflict
-                first, second = (names[k] for k in members)
-                both = " and ".join(names[k] for k in members if k != label)
-                return f"{first} and {second} are exclusive, but {names[label]} implies {both}"
+            count, problem = self._check_group(group, names)
+            if problem:
+                return problem
             steps += count
             if steps > MOST_STEPS:
                 return f"its exclusive labels are implied more than {MOST_STEPS:,} times, too often to check"
         return ""
 
-    def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
-        """Find a label that is or implies two members of an exclusive group.
+    def _find_cycle(self) -> list[int]:
+        """Return labels of which each implies the next, and which end where they begin; [] if there are none."""
+        try:
+            _ = self.children  # in topological order, so a cycle is found
+        except CycleError as error:
+            return error.args[1][::-1]
+        return []
 
-        Return the number of visited labels, and (label, member, other member), or None if no label is found.
-        """
+    def _check_group(self, group: Sequence[int], names: Sequence[str]) -> tuple[int, str]:
+        """Return the number of labels that are or imply members of an exclusive group, and a contradiction or ""."""
+        if len(set(group)) < max(2, len(group)):
+            return 0, f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
+        if not any(map(self.children.get, group)):
+            return 0, ""
         implied: dict[int, int] = {}  # label -> the member that it is or implies
         waiting = [(member, member) for member in reversed(group)]
         while waiting:
@@ -173,8 +172,10 @@ class LabelTree:
                 implied[label] = member
                 waiting += [(child, member) for child in self.children.get(label, ())]
             elif other != member:
-                return len(implied), (label, other, member)
-        return len(implied), None
+                both = " and ".join(names[k] for k in (other, member) if k != label)
+                exclusive = f"{names[other]} and {names[member]} are exclusive"
+                return len(implied), f"{exclusive}, but {names[label]} implies {both}"
+        return len(implied), ""
 
     def close(self, codes: Codes) -> tuple[Codes, Bools]:
         """Return consistent label codes i8[N,K], and bool[N,3], whether an image has a contradiction of each kind.

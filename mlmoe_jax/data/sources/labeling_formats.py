@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +51,7 @@ class LabelFile:
     version: str = ""
     tree: LabelTree | None = None
 
-    @property
+    @cached_property
     def values(self) -> dict[str, tuple[str, str]]:
         """The result of `LabelTree.values`."""
         return {} if self.tree is None else self.tree.values(self.names)

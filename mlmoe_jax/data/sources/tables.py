@@ -339,28 +339,32 @@ def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tu
 
 def class_columns(columns: Sequence[str], path: PathLike, given: Listing) -> tuple[str, ...]:
     """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
-    classes, attributes = given.classes, given.attributes
-    if not (columns or attributes.values) or "" in columns:
+    if not (columns or given.attributes.values) or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
             "class, or set data.label_column"
         )
-    spelled = {attributes.spell(column): column for column in columns}
-    names = tuple(sorted(columns))
-    if classes is not None:  # values without a column have a column of their attribute
-        named = [attributes.spell(compose(name)) for name in classes]
-        names = tuple(spelled.get(name, name) for name in named if name in spelled or not attributes.owns(name))
+    names = tuple(sorted(columns)) if given.classes is None else _columns_of_classes(columns, given)
     if missing := [name for name in names if name not in columns]:
         raise UserError(
             f"{path} has no column '{missing[0]}', which the list of classes names (columns: {abbreviate(columns)}); "
             "correct one of the two"
         )
-    if not given.config.classes and len(columns) > len(names):
+    further = set(columns) - set(names)
+    if further and not given.config.classes:
         raise UserError(
-            f"{path} has the column '{min(set(columns) - set(names))}', which is not one of the {len(names)} classes; "
-            "remove it, or list the class columns in the file of data.classes"
+            f"{path} has the column '{min(further)}', which is not one of the {len(names)} classes; remove it, or list "
+            "the class columns in the file of data.classes"
         )
     return names
+
+
+def _columns_of_classes(columns: Sequence[str], given: Listing) -> tuple[str, ...]:
+    """Return the column of each known class. Values of attributes without one have a column of their attribute."""
+    attributes = given.attributes
+    spelled = {attributes.spell(column): column for column in columns}
+    names = [attributes.spell(compose(name)) for name in given.classes]
+    return tuple(spelled.get(name, name) for name in names if name in spelled or not attributes.owns(name))
 
 
 CSV = DataSource(functools.partial(open_own_images, read_csv), reads_classes=True)
