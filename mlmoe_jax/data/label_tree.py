@@ -34,7 +34,7 @@ from mlmoe_jax.runtime.text import compose
 Codes = NDArray[np.int8]
 MOST_TREE = 4 * MIB  # size of a file, about 100,000 labels, which are read in seconds
 MOST_LABELS = 1_000_000  # in the lists of a file, counted as often as they occur
-MOST_STEPS = 2_000_000  # from labels to labels that imply them
+_MOST_STEPS = 2_000_000  # from labels to labels that imply them
 _SHOWN = 8  # labels of a cycle in a message
 _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
 
@@ -145,8 +145,8 @@ class LabelTree:
             if problem:
                 return problem
             steps += count
-            if steps > MOST_STEPS:
-                return f"its exclusive labels are implied more than {MOST_STEPS:,} times, too often to check"
+            if steps > _MOST_STEPS:
+                return f"its exclusive labels are implied more than {_MOST_STEPS:,} times, too often to check"
         return ""
 
     def _find_cycle(self) -> list[int]:

@@ -101,7 +101,7 @@ def existing_files(paths: Iterable[str]) -> list[str]:
     return list(filter(os.path.lexists, dict.fromkeys(map(find_file, paths))))
 
 
-def find_images(given: Listing, names: Callable[[str], Iterable[str]]) -> list[str]:
+def list_own_images(given: Listing, names: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the sorted images, and count files that are neither images nor among the `names` of the file of one.
 
     Files that the config names are skipped.

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import IptcRecords, read_embedded
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, list_own_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
@@ -39,7 +39,7 @@ _IPTC_KEYWORDS = (2, 25)
 
 # ------------------------------------------------------------------------------------------------------------ reading
 def _read(given: Listing) -> LabelRows:
-    return _rows(given, find_images(given, _sidecar_names)), None
+    return _rows(given, list_own_images(given, _sidecar_names)), None
 
 
 def _rows(given: Listing, images: Sequence[str]) -> Iterator[ImageRow]:

@@ -65,7 +65,7 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 LONGEST_PATH = 4096  # characters; a longer text is an image as text, such as base64
 
@@ -331,7 +331,7 @@ def _read_cells(path: str, given: Listing, columns: Sequence[str]) -> Iterator[t
     with open_file(path) as file, damage_explained(path):
         stored = [name for name in columns if name in file.schema_arrow.names]
         partitions = {name: cell for name, cell in _partitions(path, given).items() if name not in stored}
-        batches = file.iter_batches(ROWS_AT_ONCE, columns=stored)
+        batches = file.iter_batches(_ROWS_AT_ONCE, columns=stored)
         for row, cells in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches)):
             yield row, cells | partitions
 

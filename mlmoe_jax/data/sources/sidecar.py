@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, list_own_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
 from mlmoe_jax.errors import UserError
@@ -45,7 +45,7 @@ def _read(given: Listing, *, listed: bool) -> LabelRows:
     name_of_spelling |= {name: name for name in names or ()}
     classes = given.classes if given.config.classes else ()
     name_of_number = {str(number): name for number, name in enumerate(classes)}
-    images = find_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
+    images = list_own_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
     return (_row(given.path, image, name_of_spelling, name_of_number) for image in images), names
 
 

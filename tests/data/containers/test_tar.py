@@ -215,7 +215,7 @@ def empty_first(path):
 
 
 def huge_text(path):
-    return write_tar(path, [("a.png", png()), ("a.json", b" " * (tar.MOST_TEXT + 1))])
+    return write_tar(path, [("a.png", png()), ("a.json", b" " * (tar.TEXT_BYTES + 1))])
 
 
 def latin_1(path):
