@@ -15,8 +15,9 @@ labels of which exactly one is present are attributes, see `data.attributes`. Sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -227,9 +228,10 @@ class LabelTree:
         """
         from scipy.sparse import csr_array  # which --help does without
 
-        numbers, labels = self.arrays()["exclusive"]
+        labels = np.fromiter(itertools.chain(*self.exclusive), np.int32)
+        ends = np.cumsum([0, *map(len, self.exclusive)])
         shape = len(self.exclusive), is_present.shape[1]
-        members = csr_array((np.ones(len(labels), np.int32), (numbers, labels)), shape=shape)
+        members = csr_array((np.ones(len(labels), np.int32), labels, ends), shape=shape)
         count = csr_array(is_present, dtype=np.int32) @ members.T  # of present labels in each group
         excluded, doubtful = ((some.astype(np.int32) @ members).astype(bool).toarray() for some in (count, count > 1))
         return excluded, doubtful & is_present
@@ -241,45 +243,28 @@ class LabelTree:
             is_present[:, label] |= is_present[:, children].any(axis=1)
         return is_present
 
-    def arrays(self) -> dict[str, Ints]:
-        """Return the tree as arrays for storage, one column per pair or member.
-
-        They are `implies` i64[2,E], (label, implied label), and `exclusive` and `attribute_values` i64[2,S], (index of
-        a group or an attribute, label); and `attributes` str[A], with ? at the end of the names of optional ones.
-        """
-        groups = {"exclusive": self.exclusive, "attribute_values": [item.labels for item in self.attributes]}
-        members = {
-            name: [(number, label) for number, group in enumerate(some) for label in group]
-            for name, some in groups.items()
-        }
-        pairs = {"implies": self.implies, **members}
-        arrays = {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
-        return arrays | {"attributes": np.array([item.name + "?" * item.optional for item in self.attributes], str)}
+    def dump(self) -> str:
+        """Return the tree as JSON."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
-        """Return the tree from the result of `arrays`; ValueError if it is contradictory or `names` are too few."""
-        implies = stored["implies"].T.tolist() if "implies" in stored else []
-        exclusive, values = (_read_groups(stored, name) for name in ("exclusive", "attribute_values"))
-        marked = map(str, stored.get("attributes", ()))
+    def load(cls, text: str, names: Sequence[str]) -> LabelTree:
+        """Return the tree from the result of `dump`.
+
+        Raises ValueError if it is contradictory or `names` are too few, and errors of other types for other JSON.
+        """
+        stored = json.loads(text)
         attributes = [
-            Attribute(name.removesuffix("?"), labels, name.endswith("?"))
-            for name, labels in zip(marked, values, strict=True)
+            Attribute(str(item["name"]), tuple(item["labels"]), bool(item["optional"])) for item in stored["attributes"]
         ]
-        tree = cls(tuple((label, parent) for label, parent in implies), exclusive, tuple(attributes))
-        labels = itertools.chain(*tree.implies, *tree.exclusive, *values)
+        implies = tuple((label, parent) for label, parent in stored["implies"])
+        tree = cls(implies, tuple(map(tuple, stored["exclusive"])), tuple(attributes))
+        labels = itertools.chain(*tree.implies, *tree.exclusive, *(item.labels for item in attributes))
         if not all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
             raise ValueError(f"its tree has other labels than its {len(names)} names")
         if problem := tree.find_contradiction(names):
             raise ValueError(problem)
         return tree
-
-
-def _read_groups(stored: Mapping[str, NDArray], name: str) -> tuple[tuple[int, ...], ...]:
-    groups: dict[int, list[int]] = {}
-    for number, label in stored[name].T.tolist() if name in stored else []:
-        groups.setdefault(number, []).append(label)
-    return tuple(map(tuple, groups.values()))
 
 
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing

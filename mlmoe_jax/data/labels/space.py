@@ -119,7 +119,7 @@ class LabelSpace:
             "images": self.images,
             "co_group": self.co_group,
             "dc_group": self.dc_group,
-            **self.tree.arrays(),
+            "tree": np.asarray(self.tree.dump()),
         }
         if self.categories:
             arrays["categories"] = np.asarray(self.categories)
@@ -145,7 +145,7 @@ class LabelSpace:
             stored["co_group"],
             stored["dc_group"],
             stored.get("vectors"),
-            LabelTree.from_arrays(stored, names),
+            LabelTree.load(str(stored["tree"]), names),
             _read_name_vectors(stored, names),
             tuple(map(str, stored.get("categories", ()))),
         )
