@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 from mlmoe_jax.data.attributes import AttributeValues
 from mlmoe_jax.data.decoding import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile, group_values
 from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing, note_empty
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
@@ -123,11 +123,8 @@ def _add_tag(image: ElementTree.Element, label: str, entry: LabelEntry, marks: I
 
 def _describe_attributes(values: Mapping[str, tuple[str, str]]) -> Iterator[str]:
     """Yield the description of each attribute, a choice of one value."""
-    lines: dict[str, list[str]] = {}
-    for attribute, value in values.values():
-        lines.setdefault(attribute, []).append(escape(value))
-    for attribute, some in lines.items():
-        listed = "\n".join(some)
+    for attribute, some in group_values(values.values()).items():
+        listed = escape("\n".join(some))
         yield (
             f"<attribute><name>{escape(attribute)}</name><mutable>False</mutable><input_type>radio</input_type>"
             f"<default_value></default_value><values>{listed}</values></attribute>"

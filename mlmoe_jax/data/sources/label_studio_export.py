@@ -29,7 +29,7 @@ from mlmoe_jax.data.image_search import list_files
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
-from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile, group_values
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
@@ -275,10 +275,7 @@ def prediction(
 def _make_results(
     labels: Iterable[str], values: Mapping[str, tuple[str, str]], control: str = CHOICES, image: str = IMAGE
 ) -> list[dict[str, Any]]:
-    chosen: dict[str, list[str]] = {}
-    for label in labels:
-        name, value = values.get(label, (control, label))
-        chosen.setdefault(name, []).append(value)
+    chosen = group_values(values.get(label, (control, label)) for label in labels)
     return [
         {"from_name": name, "to_name": image, "type": "choices", "value": {"choices": some}}
         for name, some in chosen.items()
@@ -292,13 +289,12 @@ def labeling_config(names: Iterable[str], values: Mapping[str, tuple[str, str]] 
     """
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", name=IMAGE, value=f"${IMAGE}")
-    choices: dict[str, ElementTree.Element] = {}
-    for label in names:
-        name, value = values.get(label, (CHOICES, label))
-        if name not in choices:
-            kind = "single" if label in values else "multiple"
-            choices[name] = ElementTree.SubElement(view, "Choices", name=name, toName=IMAGE, choice=kind)
-        ElementTree.SubElement(choices[name], "Choice", value=value)
+    attributes = {attribute for attribute, _ in values.values()}
+    for name, some in group_values(values.get(label, (CHOICES, label)) for label in names).items():
+        kind = "single" if name in attributes else "multiple"
+        choices = ElementTree.SubElement(view, "Choices", name=name, toName=IMAGE, choice=kind)
+        for value in some:
+            ElementTree.SubElement(choices, "Choice", value=value)
     ElementTree.indent(view)
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 

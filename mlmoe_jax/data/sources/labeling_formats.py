@@ -88,6 +88,14 @@ class Format:
     holds_difficult: bool = False
 
 
+def group_values(values: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return attribute -> its values, from pairs (attribute, value)."""
+    groups: dict[str, list[str]] = {}
+    for attribute, value in values:
+        groups.setdefault(attribute, []).append(value)
+    return groups
+
+
 def output_path(output: str | None, name: str) -> epath.Path:
     """Return where to write the format `name` by --output; UserError if no file or folder can be written there."""
     from etils import epath  # here, because --help does without it
