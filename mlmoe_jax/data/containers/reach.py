@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 from mlmoe_jax.data.containers.hub_data import fetch, find_commit
 from mlmoe_jax.data.image_search import is_skipped, list_files
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB_DATA, damage_explained, open_regular
 from mlmoe_jax.runtime.hub import Address, parse_data_address
@@ -77,7 +76,7 @@ def open_place(address: str) -> Place:
     if "://" in address:
         names = _find_remote(address)
     elif os.path.isdir(address):
-        names = list_files(address, Usage(address, "file"))
+        names = list_files(address)
     else:
         names = [""] if os.path.isfile(address) else []
     if names == [""]:  # it is a file

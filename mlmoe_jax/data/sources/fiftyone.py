@@ -16,7 +16,6 @@ from mlmoe_jax.data.image_search import list_images
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import read_bytes
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
@@ -29,7 +28,7 @@ def _read(given: Listing) -> LabelRows:
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
     stems = set(map(compose, labels))
-    for file in list_images(folder, Usage(f"{folder}", "file")):
+    for file in list_images(folder):
         stem = compose(os.path.splitext(file)[0])
         if stem in stems and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")

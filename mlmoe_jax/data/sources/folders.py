@@ -137,7 +137,7 @@ def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | Non
         f"{folder}/{path}"
         for folder, name in split_of_folder.items()
         if name not in (None, split)
-        for path in list_images(root / folder, Usage(folder, "file"))
+        for path in list_images(root / folder)
     ]
 
 

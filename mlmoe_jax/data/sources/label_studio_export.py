@@ -87,7 +87,7 @@ def _find_images(addresses: Iterable[str], given: Listing) -> dict[str, str]:
 def _find_by_name(lost: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return address -> the only file in a folder with the name of its path in `lost`, which no other address has."""
     files = defaultdict(list)
-    for file in list_files(folder, Usage("", "file")):
+    for file in list_files(folder):
         files[_stored_name(file)].append(file)
     names = {}
     for address, path in lost.items():
