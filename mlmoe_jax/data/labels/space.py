@@ -136,10 +136,11 @@ class LabelSpace:
         names = tuple(map(str, stored["names"]))
         if problem := names_problem(names) if names else "has no labels":
             raise ValueError(f"it {problem}")
+        labels = len(names)
         row, column, images = stored["together"]
         space = cls(
             names,
-            csr_array((images, (row, column)), shape=(len(names), len(names))),
+            csr_array((images, (row, column)), shape=(labels, labels)),
             stored["positives"],
             int(stored["images"]),
             stored["co_group"],
@@ -151,11 +152,12 @@ class LabelSpace:
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
-        fit = all(array.shape == (len(names),) for array in counts[:3]) and len(space.categories) in (0, len(names))
+        shapes = [array.shape for array in counts[:3]]
         if space.vectors is not None:
-            fit = fit and space.vectors.ndim == 2 and len(space.vectors) == len(names)
+            shapes.append(space.vectors.shape[:-1])
+        fit = {*shapes} == {(labels,)} and len(space.categories) in (0, labels)
         if not are_counts or not fit:
-            raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
+            raise ValueError(f"its arrays do not fit its {labels} names, or are not counts")
         return space
 
 
