@@ -112,23 +112,20 @@ def read_attributes(path: PathLike) -> AttributeValues:
         content = yaml.load(read_text(path, MOST_TREE), Loader=TextLoader)
         if not isinstance(content, dict) or not content:
             raise ValueError(f"it has no attributes; {_FORM}")
-        entries = {name: one if isinstance(one, dict) else {"values": one} for name, one in content.items()}
-        for name, one in entries.items():
-            _require_form(name, one)
-        optional = frozenset(name for name, one in entries.items() if one.get("optional") == "true")
-        values = {name: (*one["values"], *[NONE] * (name in optional)) for name, one in entries.items()}
-    return named_attributes(values, optional, f"{path}")
+        entries = {name: _read_entry(name, entry) for name, entry in content.items()}
+    optional = frozenset(name for name, (_, is_optional) in entries.items() if is_optional)
+    return named_attributes({name: values for name, (values, _) in entries.items()}, optional, f"{path}")
 
 
-def _require_form(name: str, entry: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the YAML value of an attribute has a list of texts, and a flag if it is optional."""
-    values = entry.get("values")
-    is_list = isinstance(values, list) and all(isinstance(value, str) for value in values)
-    if not is_list or not entry.keys() <= {"values", "optional"} or entry.get("optional", "true") not in _FLAGS:
+def _read_entry(name: str, entry: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the values of an attribute from its YAML value, and whether it is optional; ValueError for other YAML."""
+    stated = entry if isinstance(entry, dict) else {"values": entry}
+    values, optional = stated.get("values"), stated.get("optional", "false")
+    are_texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
+    if not are_texts or optional not in ("true", "false") or not stated.keys() <= {"values", "optional"}:
         raise ValueError(f"its entry {name!r:.100} has another form; {_FORM}")
-
-
-_FLAGS = ("true", "false")
+    is_optional = optional == "true"
+    return (*values, *[NONE] * is_optional), is_optional
 
 
 def named_attributes(

@@ -73,13 +73,13 @@ def is_skipped(name: str) -> bool:
 
 
 def list_images(
-    folder: PathLike, usage: Usage, without: Collection[str] = (), suffixes: Sequence[str] = ()
+    folder: PathLike, usage: Usage | None = None, without: Collection[str] = (), suffixes: Sequence[str] = ()
 ) -> list[str]:
     """Return the sorted paths, relative to a folder, of all images, and all files with `suffixes`, at any depth.
 
     `usage` counts the other files, and what `list_files` counts. `without` is as in `list_files`.
     """
-    images, start = [], os.path.join(folder, "")
+    images, start, usage = [], os.path.join(folder, ""), usage or Usage("", "file")
     for path in list_files(folder, usage, without):
         if path.lower().endswith(tuple(suffixes)) or is_image(start + path):
             images.append(path)
@@ -88,14 +88,14 @@ def list_images(
     return sorted(images)
 
 
-def list_files(folder: PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
+def list_files(folder: PathLike, usage: Usage | None = None, without: Collection[str] = ()) -> list[str]:
     """Return the paths, relative to a folder, of all files at any depth that are not skipped, see `is_skipped`.
 
     Links are followed. `usage` counts images that are skipped, links to a folder that contains the link, and folders
     that cannot be read. Files and folders directly in `folder` with a name in `without` are neither listed nor counted.
     """
     files: list[str] = []
-    _search(os.fspath(folder), "", usage, files, without)
+    _search(os.fspath(folder), "", usage or Usage("", "file"), files, without)
     return files
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -147,86 +148,72 @@ class Images(abc.ABC):
         return _Subset(self, rows)
 
 
-@dataclass(eq=False)
-class _Subset(Images):
+def _ask(method: str) -> Callable[..., Any]:
+    """Return a method that asks the source of an image."""
+
+    def ask(self: _Views, row: int, *options: Any) -> Any:
+        images, place = self.find(row)
+        return getattr(images, method)(place, *options)
+
+    return ask
+
+
+class _Views(Images):
+    """Images of other sources, `parts`. A subclass defines `__len__` and `find`."""
+
+    def __init__(self, parts: Sequence[Images]):
+        self.parts = parts
+        self.are_decoded = any(part.are_decoded for part in parts)
+        self.of_videos = any(part.of_videos for part in parts)
+        self.most_opened = min((part.most_opened for part in parts if part.most_opened), default=0)
+
+    @abc.abstractmethod
+    def find(self, row: int) -> tuple[Images, int]:
+        """Return the source of image `row`, and its row there."""
+
+    open, encoded, name, has_frames = map(_ask, ("open", "encoded", "name", "has_frames"))
+    digest, stamp = map(_ask, ("digest", "stamp"))
+
+
+class _Subset(_Views):
     """The images of `whole` with the row numbers `rows`, i64[n]."""
 
-    whole: Images
-    rows: np.ndarray
-
-    @property
-    def are_decoded(self) -> bool:
-        return self.whole.are_decoded
-
-    @property
-    def most_opened(self) -> int:
-        return self.whole.most_opened
-
-    @property
-    def of_videos(self) -> bool:
-        return self.whole.of_videos
-
-    def has_frames(self, row: int) -> bool:
-        return self.whole.has_frames(int(self.rows[row]))
+    def __init__(self, whole: Images, rows: np.ndarray):
+        super().__init__([whole])
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        return self.whole.open(int(self.rows[row]), decoding)
-
-    def encoded(self, row: int) -> bytes:
-        return self.whole.encoded(int(self.rows[row]))
-
-    def name(self, row: int) -> str:
-        return self.whole.name(int(self.rows[row]))
-
-    def digest(self, row: int) -> str:
-        return self.whole.digest(int(self.rows[row]))
-
-    def stamp(self, row: int) -> str:
-        return self.whole.stamp(int(self.rows[row]))
+    def find(self, row: int) -> tuple[Images, int]:
+        return self.parts[0], int(self.rows[row])
 
 
-def find_part(ends: Sequence[int], row: int) -> tuple[int, int]:
-    """Return the part that has a row, and the number of the row in the part; IndexError for another row.
+class InParts:
+    """A mixin for images in parts. `ends` has the number of images up to the end of each part."""
 
-    `ends` has the number of rows up to the end of each part.
-    """
-    row = range(int(ends[-1]) if len(ends) else 0)[row]
-    part = bisect_right(ends, row)
-    return part, row - (int(ends[part - 1]) if part else 0)
-
-
-class JoinedImages(Images):
-    """The images of several sources, one source after the other."""
-
-    are_decoded = True
-
-    def __init__(self, parts: Sequence[Images]):
-        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
-        self.of_videos = any(part.of_videos for part in parts)
-        self.most_opened = min((part.most_opened for part in parts if part.most_opened), default=0)
+    ends: Sequence[int]
 
     def __len__(self) -> int:
-        return self.ends[-1] if self.ends else 0
+        return int(self.ends[-1]) if len(self.ends) else 0
 
-    def _find(self, row: int) -> tuple[Images, int]:
-        """Return the source of image `row`, and its row there."""
-        part, position = find_part(self.ends, row)
+    def locate(self, row: int) -> tuple[int, int]:
+        """Return the part that has image `row`, and its number in the part; IndexError if there is no such image."""
+        row = range(len(self))[row]
+        part = bisect_right(self.ends, row)
+        return part, row - (int(self.ends[part - 1]) if part else 0)
+
+
+class JoinedImages(InParts, _Views):
+    """The images of several sources, one source after the other."""
+
+    def __init__(self, parts: Sequence[Images]):
+        super().__init__(parts)
+        self.ends = list(accumulate(map(len, parts)))
+
+    def find(self, row: int) -> tuple[Images, int]:
+        part, position = self.locate(row)
         return self.parts[part], position
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        images, row = self._find(row)
-        return images.open(row, decoding)
-
-    def name(self, row: int) -> str:
-        images, row = self._find(row)
-        return images.name(row)
-
-    def has_frames(self, row: int) -> bool:
-        images, row = self._find(row)
-        return images.has_frames(row)
 
     def list_names(self) -> Iterator[str]:
         return chain.from_iterable(part.list_names() for part in self.parts)

@@ -15,8 +15,9 @@ labels of which exactly one is present are attributes, see `data.attributes`. Sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -34,7 +35,7 @@ from mlmoe_jax.runtime.text import compose
 Codes = NDArray[np.int8]
 MOST_TREE = 4 * MIB  # size of a file, about 100,000 labels, which are read in seconds
 MOST_LABELS = 1_000_000  # in the lists of a file, counted as often as they occur
-MOST_STEPS = 2_000_000  # from labels to labels that imply them
+_MOST_STEPS = 2_000_000  # from labels to labels that imply them
 _SHOWN = 8  # labels of a cycle in a message
 _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
 
@@ -133,37 +134,36 @@ class LabelTree:
         A contradiction is a cycle, a label that implies two exclusive labels, an exclusive group that does not have two
         or more different labels, or a value of two attributes. The values of an attribute are exclusive.
         """
-        try:
-            _ = self.children  # in topological order, so a cycle is found
-        except CycleError as error:
-            cycle = [names[k] for k in reversed(error.args[1])]
-            shown = cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "…"]
+        if cycle := self._find_cycle():
+            shown = [names[k] for k in cycle[:_SHOWN]] + ["…"] * (len(cycle) > _SHOWN)
             return f"{' implies '.join(shown)}, which is a cycle"
         values = [label for attribute in self.attributes for label in attribute.labels]
         if len(set(values)) < len(values):
             return "a label is a value of two attributes"
         steps = 0
         for group in (*self.exclusive, *(attribute.labels for attribute in self.attributes)):
-            if len(set(group)) < max(2, len(group)):
-                return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
-            if not any(map(self.children.get, group)):
-                continue
-            count, conflict = self._find_conflict(group)
-            if conflict:
-                label, *members = conflict
-                first, second = (names[k] for k in members)
-                both = " and ".join(names[k] for k in members if k != label)
-                return f"{first} and {second} are exclusive, but {names[label]} implies {both}"
+            count, problem = self._check_group(group, names)
+            if problem:
+                return problem
             steps += count
-            if steps > MOST_STEPS:
-                return f"its exclusive labels are implied more than {MOST_STEPS:,} times, too often to check"
+            if steps > _MOST_STEPS:
+                return f"its exclusive labels are implied more than {_MOST_STEPS:,} times, too often to check"
         return ""
 
-    def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
-        """Find a label that is or implies two members of an exclusive group.
+    def _find_cycle(self) -> list[int]:
+        """Return labels of which each implies the next, and which end where they begin; [] if there are none."""
+        try:
+            _ = self.children  # in topological order, so a cycle is found
+        except CycleError as error:
+            return error.args[1][::-1]
+        return []
 
-        Return the number of visited labels, and (label, member, other member), or None if no label is found.
-        """
+    def _check_group(self, group: Sequence[int], names: Sequence[str]) -> tuple[int, str]:
+        """Return the number of labels that are or imply members of an exclusive group, and a contradiction or ""."""
+        if len(set(group)) < max(2, len(group)):
+            return 0, f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
+        if not any(map(self.children.get, group)):
+            return 0, ""
         implied: dict[int, int] = {}  # label -> the member that it is or implies
         waiting = [(member, member) for member in reversed(group)]
         while waiting:
@@ -173,8 +173,10 @@ class LabelTree:
                 implied[label] = member
                 waiting += [(child, member) for child in self.children.get(label, ())]
             elif other != member:
-                return len(implied), (label, other, member)
-        return len(implied), None
+                both = " and ".join(names[k] for k in (other, member) if k != label)
+                exclusive = f"{names[other]} and {names[member]} are exclusive"
+                return len(implied), f"{exclusive}, but {names[label]} implies {both}"
+        return len(implied), ""
 
     def close(self, codes: Codes) -> tuple[Codes, Bools]:
         """Return consistent label codes i8[N,K], and bool[N,3], whether an image has a contradiction of each kind.
@@ -226,9 +228,10 @@ class LabelTree:
         """
         from scipy.sparse import csr_array  # which --help does without
 
-        numbers, labels = self.arrays()["exclusive"]
+        labels = np.fromiter(itertools.chain(*self.exclusive), np.int32)
+        ends = np.cumsum([0, *map(len, self.exclusive)])
         shape = len(self.exclusive), is_present.shape[1]
-        members = csr_array((np.ones(len(labels), np.int32), (numbers, labels)), shape=shape)
+        members = csr_array((np.ones(len(labels), np.int32), labels, ends), shape=shape)
         count = csr_array(is_present, dtype=np.int32) @ members.T  # of present labels in each group
         excluded, doubtful = ((some.astype(np.int32) @ members).astype(bool).toarray() for some in (count, count > 1))
         return excluded, doubtful & is_present
@@ -240,45 +243,28 @@ class LabelTree:
             is_present[:, label] |= is_present[:, children].any(axis=1)
         return is_present
 
-    def arrays(self) -> dict[str, Ints]:
-        """Return the tree as arrays for storage, one column per pair or member.
-
-        They are `implies` i64[2,E], (label, implied label), and `exclusive` and `attribute_values` i64[2,S], (index of
-        a group or an attribute, label); and `attributes` str[A], with ? at the end of the names of optional ones.
-        """
-        groups = {"exclusive": self.exclusive, "attribute_values": [item.labels for item in self.attributes]}
-        members = {
-            name: [(number, label) for number, group in enumerate(some) for label in group]
-            for name, some in groups.items()
-        }
-        pairs = {"implies": self.implies, **members}
-        arrays = {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
-        return arrays | {"attributes": np.array([item.name + "?" * item.optional for item in self.attributes], str)}
+    def dump(self) -> str:
+        """Return the tree as JSON."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
-        """Return the tree from the result of `arrays`; ValueError if it is contradictory or `names` are too few."""
-        implies = stored["implies"].T.tolist() if "implies" in stored else []
-        exclusive, values = (_read_groups(stored, name) for name in ("exclusive", "attribute_values"))
-        marked = map(str, stored.get("attributes", ()))
+    def load(cls, text: str, names: Sequence[str]) -> LabelTree:
+        """Return the tree from the result of `dump`.
+
+        Raises ValueError if it is contradictory or `names` are too few, and errors of other types for other JSON.
+        """
+        stored = json.loads(text)
         attributes = [
-            Attribute(name.removesuffix("?"), labels, name.endswith("?"))
-            for name, labels in zip(marked, values, strict=True)
+            Attribute(str(item["name"]), tuple(item["labels"]), bool(item["optional"])) for item in stored["attributes"]
         ]
-        tree = cls(tuple((label, parent) for label, parent in implies), exclusive, tuple(attributes))
-        labels = itertools.chain(*tree.implies, *tree.exclusive, *values)
+        implies = tuple((label, parent) for label, parent in stored["implies"])
+        tree = cls(implies, tuple(map(tuple, stored["exclusive"])), tuple(attributes))
+        labels = itertools.chain(*tree.implies, *tree.exclusive, *(item.labels for item in attributes))
         if not all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
             raise ValueError(f"its tree has other labels than its {len(names)} names")
         if problem := tree.find_contradiction(names):
             raise ValueError(problem)
         return tree
-
-
-def _read_groups(stored: Mapping[str, NDArray], name: str) -> tuple[tuple[int, ...], ...]:
-    groups: dict[int, list[int]] = {}
-    for number, label in stored[name].T.tolist() if name in stored else []:
-        groups.setdefault(number, []).append(label)
-    return tuple(map(tuple, groups.values()))
 
 
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing

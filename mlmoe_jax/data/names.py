@@ -88,6 +88,14 @@ def split_key(name: str) -> str:
     return known if known in _SPELLINGS else plain
 
 
+def find_split(name: str, splits: Sequence[str]) -> str | None:
+    """Return the element of `splits` that `name` spells, see `split_key`; None if none fits, or more than one."""
+    if name in splits:
+        return name
+    same = [split for split in splits if split_key(split) == split_key(name)]
+    return same[0] if len(same) == 1 else None
+
+
 def is_no_value(name: str) -> bool:
     """Return whether a text is what programs write where there is no value, such as nan, None and N/A."""
     return name.casefold() in _NO_VALUES

@@ -183,7 +183,10 @@ def shared_twins(train: Split, others: Iterable[Split], data_config: ConfigDict)
     """
     sentences = []
     for split in others if data_config.join_twins else ():
-        if split is train or len(train) + len(split) > MOST_COMPARED:
+        if split is train:
+            continue
+        if len(train) + len(split) > MOST_COMPARED:
+            status(f"images of {split.name} are not compared with training images: more than {MOST_COMPARED:,} images")
             continue
         histograms = (read_histograms(part, data_config) for part in (train, split))
         if pairs := similar_pairs(*histograms, same=False):

@@ -14,7 +14,7 @@ from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
 from mlmoe_jax.data.sources.catalog import DATA_SETS
-from mlmoe_jax.data.sources.categories import read_categories
+from mlmoe_jax.data.sources.label_categories import read_categories
 from mlmoe_jax.data.sources.named_files import find_root, resolve_path
 from mlmoe_jax.data.sources.open import open_splits, original_name
 from mlmoe_jax.data.split import SkippedImages, Split

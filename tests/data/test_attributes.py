@@ -145,9 +145,9 @@ def test_a_tree_must_not_contradict_an_attribute():
 
 def test_an_attribute_is_stored():
     tree = LabelTree(((0, 1),), (), (Attribute("a", (1, 2)), Attribute("b", (3, 4), optional=True)))
-    assert LabelTree.from_arrays(tree.arrays(), "vwxyz") == tree
+    assert LabelTree.load(tree.dump(), "vwxyz") == tree
     with pytest.raises(ValueError, match="other labels"):
-        LabelTree.from_arrays(tree.arrays(), "vwx")
+        LabelTree.load(tree.dump(), "vwx")
 
 
 def test_a_model_knows_the_values():

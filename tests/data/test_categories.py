@@ -9,7 +9,7 @@ from helpers.scored_run import drawn_split
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.sources.categories import read_categories
+from mlmoe_jax.data.sources.label_categories import read_categories
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.measure import measure

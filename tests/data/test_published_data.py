@@ -20,7 +20,7 @@ from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.chest import FINDINGS, OBSERVATIONS
 from mlmoe_jax.data.sources.nuswide import CONCEPTS
 from mlmoe_jax.data.sources.source import Published
-from mlmoe_jax.data.sources.visual_genome import ATTRIBUTES, CATEGORIES, find_category
+from mlmoe_jax.data.sources.visual_genome import ADJECTIVES, CATEGORY_FILE, find_category
 from mlmoe_jax.data.sources.voc import VOC_CLASSES
 
 PATH = "{}/patient{:05}/study1/view1_frontal.jpg"
@@ -180,8 +180,8 @@ def test_labels_are_in_one_file_or_in_one_per_concept(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- Visual Genome
-CLASSES = list(json.loads(CATEGORIES.read_text()))
-OF_NAME = {name: k for k, names in enumerate(json.loads(CATEGORIES.read_text()).values()) for name in names}
+CLASSES = list(json.loads(CATEGORY_FILE.read_text()))
+OF_NAME = {name: k for k, names in enumerate(json.loads(CATEGORY_FILE.read_text()).values()) for name in names}
 
 
 @pytest.fixture
@@ -209,13 +209,13 @@ def test_names_of_objects(name, category):
 
 
 def test_a_name_in_two_categories_belongs_to_the_later_one():
-    lists = json.loads(CATEGORIES.read_text())
+    lists = json.loads(CATEGORY_FILE.read_text())
     assert len(lists) == 256
     assert sum(map(len, lists.values())) == 766
     assert len(OF_NAME) == 764
     for name in ("grass field", "grassy field"):
         assert OF_NAME[name] == max(k for k, names in enumerate(lists.values()) if name in names)
-    assert len(ATTRIBUTES) == 19
+    assert len(ADJECTIVES) == 19
     assert [*CLASSES[:3], CLASSES[-1]] == ["person", "tie", "shirt", "zoo"]
 
 

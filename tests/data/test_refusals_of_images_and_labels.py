@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import json
 import os
 import struct
 import time
@@ -229,17 +230,21 @@ TREES = of_file(
     ("implies: " + "[" * 1100, "is damaged"),
     ("#" * 2**22 + "\n", "tree.yaml: it has more than 4,194,304 bytes"),
 )
-STORED = {"implies": np.array([[6, 3], [3, 0]], np.int32)}  # a poodle is a dog, which is an animal
+STORED = {"implies": [[6, 3], [3, 0]], "exclusive": [], "attributes": []}  # a poodle is a dog, which is an animal
 
 
-def of_stored(says: str, **arrays) -> Refusal:
-    """A tree in arrays, as a run keeps it."""
-    return Refusal(says, None, lambda _: LabelTree.from_arrays(STORED | arrays, NAMES), says, error=ValueError)
+def of_stored(says: str, error: type[Exception] = ValueError, **changed) -> Refusal:
+    """A tree in JSON, as a run keeps it."""
+    text = json.dumps(STORED | changed)
+    return Refusal(f"{changed}", None, lambda _: LabelTree.load(text, NAMES), says, error=error)
 
 
 TREES += [
-    of_stored("other labels than its 7 names", implies=STORED["implies"] + 5),
-    of_stored("but poodle implies dog", exclusive=np.array([[0, 0], [3, 6]])),
+    of_stored("other labels than its 7 names", implies=[[11, 8], [8, 5]]),
+    *(of_stored("other labels than its 7 names", exclusive=[[0, label]]) for label in (-1, 1.0, "1", None)),
+    of_stored("but poodle implies dog", exclusive=[[3, 6]]),
+    of_stored("not enough values to unpack", implies=[[1]]),
+    of_stored("'optional'", KeyError, attributes=[{"name": "color", "labels": [0, 1]}]),
 ]
 
 # ------------------------------------------------------------------------------------------------------------- labels

@@ -201,6 +201,12 @@ REFUSALS = [
     for name, make, keys, *says in (
         ("captions are no labels", caption, {}, "has no column of labels (columns: txt)"),
         (
+            "images alone",
+            lambda at: write_tar(at / "train.tar", [("a.png", png())]).parent,
+            {},
+            "has no column of labels (columns: )",
+        ),
+        (
             "rom1504/img2dataset#31: captions and an object without labels",
             lambda at: shard(at, [*example("a", "txt", "a dog"), ("a.json", '{"url": "x", "caption": "a dog"}')]),
             {},

@@ -14,7 +14,7 @@ from mlmoe_jax.data.image_search import find_unlisted
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
-from mlmoe_jax.data.sources.categories import read_categories
+from mlmoe_jax.data.sources.label_categories import read_categories
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.named_files import OF_TABLES, find_root, resolve_path
 from mlmoe_jax.data.sources.open import open_splits

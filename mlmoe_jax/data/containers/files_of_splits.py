@@ -26,7 +26,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import abbreviate
 
-CARD = "README.md"
+_CARD = "README.md"
 COMPRESSED = re.compile(r".*\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))", re.IGNORECASE)  # tar files
 _HEADER = re.compile(r"\s*---\s*\n(.*?)\n---\s*(\n|$)", re.DOTALL)
 _SHARD = re.compile(r"-\d{5,}-of-\d{5,}.*")
@@ -54,7 +54,7 @@ def find_splits(place: Place, suffix: str) -> dict[str, str | None]:
     names = [name for name in place.names if name.lower().endswith(suffix)]
     if place.inside in place.names:
         return {name: None for name in names if name == place.inside}
-    with damage_explained(f"{place.folder}/{CARD}"):
+    with damage_explained(f"{place.folder}/{_CARD}"):
         chosen = _choose_configuration(place)
         folder = os.path.normpath(f"./{chosen.get('data_dir') or ''}")
         start = f"{folder}/".removeprefix("./")
@@ -83,9 +83,9 @@ def _choose_configuration(place: Place) -> Mapping[str, Any]:
 
 
 def _read_configurations(place: Place) -> list[Mapping[str, Any]]:
-    if CARD not in place.names:
+    if _CARD not in place.names:
         return []
-    header = _HEADER.match(place.read(CARD).decode("utf-8-sig"))
+    header = _HEADER.match(place.read(_CARD).decode("utf-8-sig"))
     stated = yaml.safe_load(header[1]) if header else None
     return stated.get("configs") or [] if isinstance(stated, dict) else []
 

@@ -13,17 +13,21 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, BinaryIO
 
-from mlmoe_jax.data.containers.hub_data import fetch, find_commit
 from mlmoe_jax.data.image_search import is_skipped, list_files
-from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB_DATA, damage_explained, open_regular
-from mlmoe_jax.runtime.hub import Address, parse_data_address
+from mlmoe_jax.runtime.files import HUB_DATA, damage_explained, is_file_name, open_regular
+from mlmoe_jax.runtime.http import NoAnswer, require_online
+from mlmoe_jax.runtime.hub import Address, Found, download, find_last, look_up, parse_data_address, unreachable
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import STORE_PACKAGES
+from mlmoe_jax.runtime.text import quantity
 
+CONNECTIONS = 8  # to the hub
 _RANGE = re.compile(r"(?:(.*)/)?([^/]*)\{(\d+)\.\.(\d+)\}([^/]*)")
 
 
@@ -77,7 +81,7 @@ def open_place(address: str) -> Place:
     if "://" in address:
         names = _find_remote(address)
     elif os.path.isdir(address):
-        names = list_files(address, Usage(address, "file"))
+        names = list_files(address)
     else:
         names = [""] if os.path.isfile(address) else []
     if names == [""]:  # it is a file
@@ -160,3 +164,39 @@ def _file_system(address: str) -> Iterator[tuple[Any, str]]:
         if isinstance(error, ImportError) and package:
             raise UserError(f"{address} needs the package {package}; run `pip install {package}`") from error
         raise UserError(f"cannot read {address}: {reason_of(error)}") from error
+
+
+# -------------------------------------------------------------------------------------------------------------- hub
+def find_commit(address: Address) -> tuple[Address, Sequence[str]]:
+    """Return the commit to which an address points, and the paths of its files.
+
+    Raises UserError as `find_last`, or if the data set does not exist or is not visible.
+    """
+
+    def find(known: Found) -> Found:
+        commit, files = look_up(address)
+        names = [name for name in files if all(map(is_file_name, name.split("/")))]  # anybody may have written them
+        return Found(commit.revision, names)
+
+    commit, names = find_last(address, find, "give FOLDER")
+    return replace(address, revision=commit), names
+
+
+def fetch(commit: Address, names: Sequence[str]) -> str:
+    """Return a folder with the files `names` of a commit, which are downloaded unless they are in the cache.
+
+    Raises UserError if a download fails.
+    """
+    from huggingface_hub import constants
+
+    repository = commit.repository.replace("/", "--")
+    folder = f"{constants.HF_HUB_CACHE}/datasets--{repository}/snapshots/{commit.revision}"
+    if missing := [name for name in names if not os.path.exists(f"{folder}/{name}")]:
+        try:
+            require_online()
+            status(f"downloading {quantity(len(missing), 'file')} of {commit} to {folder}")
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                list(pool.map(partial(download, commit), missing))  # raises the first error
+        except NoAnswer as error:
+            raise unreachable(commit, error, "give FOLDER") from error
+    return folder

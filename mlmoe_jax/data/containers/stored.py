@@ -15,7 +15,7 @@ import numpy as np
 
 from mlmoe_jax.data.containers.reach import version_of
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import MOST_FAR, EncodedImages, find_part
+from mlmoe_jax.data.images import MOST_FAR, EncodedImages, InParts
 from mlmoe_jax.errors import DiskError, UserError, reason_of
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.storage import cached_file
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class StoredImages(EncodedImages):
+class StoredImages(InParts, EncodedImages):
     """Images in files, in the order of the files. A subclass defines `name`, `read_stored` and `find_rows`.
 
     Attributes:
@@ -43,9 +43,6 @@ class StoredImages(EncodedImages):
     ends: np.ndarray
     most_opened = MOST_FAR
 
-    def __len__(self) -> int:
-        return int(self.ends[-1]) if len(self.ends) else 0
-
     def encoded(self, row: int) -> bytes:
         with self.reading(row):
             return self.read_stored(*self.locate(row))
@@ -59,10 +56,6 @@ class StoredImages(EncodedImages):
             raise
         except (OSError, UserError) as error:
             raise BadImage(f"cannot read {self.name(row)} as an image: {reason_of(error)}") from error
-
-    def locate(self, row: int) -> tuple[int, int]:
-        """Return the part that has image `row`, and the number of the image in the part."""
-        return find_part(self.ends, row)
 
 
 class ChangedFile(UserError):

@@ -33,7 +33,7 @@ from mlmoe_jax.runtime.files import MIB, damage_explained
 from mlmoe_jax.runtime.progress import heartbeat
 
 TEXTS = (".json", ".cls", ".txt", ".labels")  # suffixes of members that may be labels
-MOST_TEXT = MIB  # bytes of such a member
+TEXT_BYTES = MIB  # bytes of such a member
 _NO_IMAGE = "in no image format"
 _OPEN_INDEXES = 256
 _AT_ONCE = 10_000  # members that are added to an index at once
@@ -135,7 +135,7 @@ def _describe(member: tarfile.TarInfo, file: BinaryIO) -> dict[str, Any]:
         unused = "hidden or of the system"
     elif not member.isreg() or member.issparse():
         unused = "that are links or sparse"
-    elif suffix in TEXTS and member.size <= MOST_TEXT:
+    elif suffix in TEXTS and member.size <= TEXT_BYTES:
         file.seek(member.offset_data)
         text = file.read(member.size)
     elif suffix not in image_suffixes():

@@ -119,7 +119,7 @@ class LabelSpace:
             "images": self.images,
             "co_group": self.co_group,
             "dc_group": self.dc_group,
-            **self.tree.arrays(),
+            "tree": np.asarray(self.tree.dump()),
         }
         if self.categories:
             arrays["categories"] = np.asarray(self.categories)
@@ -136,26 +136,28 @@ class LabelSpace:
         names = tuple(map(str, stored["names"]))
         if problem := names_problem(names) if names else "has no labels":
             raise ValueError(f"it {problem}")
+        labels = len(names)
         row, column, images = stored["together"]
         space = cls(
             names,
-            csr_array((images, (row, column)), shape=(len(names), len(names))),
+            csr_array((images, (row, column)), shape=(labels, labels)),
             stored["positives"],
             int(stored["images"]),
             stored["co_group"],
             stored["dc_group"],
             stored.get("vectors"),
-            LabelTree.from_arrays(stored, names),
+            LabelTree.load(str(stored["tree"]), names),
             _read_name_vectors(stored, names),
             tuple(map(str, stored.get("categories", ()))),
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
-        fit = all(array.shape == (len(names),) for array in counts[:3]) and len(space.categories) in (0, len(names))
+        shapes = [array.shape for array in counts[:3]]
         if space.vectors is not None:
-            fit = fit and space.vectors.ndim == 2 and len(space.vectors) == len(names)
+            shapes.append(space.vectors.shape[:-1])
+        fit = {*shapes} == {(labels,)} and len(space.categories) in (0, labels)
         if not are_counts or not fit:
-            raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
+            raise ValueError(f"its arrays do not fit its {labels} names, or are not counts")
         return space
 
 

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.names import first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows, Listing, note_empty, select_split
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing, note_empty, select_split
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained, read_text
@@ -68,7 +68,7 @@ def read_instances(path: Path, prefix: str = "") -> tuple[list[ImageRow], list[s
     return rows, list(names.values())
 
 
-def _read_own(given: LabelInput) -> LabelRows:
+def _read_own(given: Listing) -> LabelRows:
     rows, categories = read_instances(given.path)
     note_empty(rows, given.usage)
     return rows, categories

@@ -92,31 +92,41 @@ def correct_labels(split: Split, path: PathLike, attributes: Sequence[Attribute]
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {compose(name): row for row, name in enumerate(split.ids)}
-    changed, decided, codes = {}, {}, {}
+    values = {column: item.labels for item in attributes for column in item.labels}
     usage = Usage(os.fspath(path), "row")
-    for row, accepted in read_answers(path):
-        if accepted is None:
-            usage.leave_out("without an answer in the column accept", f"line {row.line}")
-            continue
-        usage.use()
-        place = f"{path} line {row.line}"
+    changed: dict[tuple[int, int], int] = {}
+    replaced: dict[tuple[int, int], int] = {}
+    for row in _list_accepted(path, usage):
         image, label, code = row.key
-        contradicts = decided.setdefault(row.key, accepted) != accepted
-        if contradicts or (accepted and codes.setdefault((image, label), code) != code):
-            raise UserError(f"{place} contradicts an earlier line about {image} and '{label}'; delete one")
-        if not accepted:
-            continue
         if image not in rows or label not in columns:
             unknown = f"label '{label}'" if image in rows else f"image '{image}'"
             raise UserError(
-                f"{place} corrects the {unknown}, which split {split.name} does not have; write the name as the data "
-                "set has it, or clear accept in this line"
+                f"{path} line {row.line} corrects the {unknown}, which split {split.name} does not have; write the "
+                "name as the data set has it, or clear accept in this line"
             )
-        changed[rows[image], columns[label]] = code
-    others = {column: item.labels for item in attributes for column in item.labels}
-    values = [(row, column) for (row, column), code in changed.items() if code == POSITIVE and column in others]
-    replaced = {(row, other): NEGATIVE for row, column in values for other in others[column]}
+        place = rows[image], columns[label]
+        changed[place] = code
+        if code == POSITIVE:
+            replaced |= {(place[0], other): NEGATIVE for other in values.get(place[1], ())}
     return replace(split, labels=split.labels.replace({**replaced, **changed}), usage=(*split.usage, usage))
+
+
+def _list_accepted(path: PathLike, usage: Usage) -> list[Suggestion]:
+    """Return the accepted rows of a file of corrections, whose account is `usage`; UserError if two contradict."""
+    decided: dict[_Key, bool] = {}
+    accepted: dict[tuple[str, str], Suggestion] = {}
+    for row, answer in read_answers(path):
+        if answer is None:
+            usage.leave_out("without an answer in the column accept", f"line {row.line}")
+            continue
+        usage.use()
+        image, label, _ = key = row.key
+        first = accepted.setdefault((image, label), row) if answer else row
+        if decided.setdefault(key, answer) != answer or first.key != key:
+            raise UserError(
+                f"{path} line {row.line} contradicts an earlier line about {image} and '{label}'; delete one"
+            )
+    return list(accepted.values())
 
 
 def read_answers(path: PathLike) -> list[tuple[Suggestion, bool | None]]:
@@ -150,7 +160,7 @@ def read_suggestions(path: PathLike) -> list[Suggestion]:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         header = [unescape_cell(name.strip()) for name in next(filter(any, reader), [])]
         for name in _NEEDED:
-            header[find_column(header, name, "its format", path)] = name
+            header[header.index(find_column(header, name, "its format", path))] = name
         header = [name or f"column {number}" for number, name in enumerate(header, 1)]
         if repeated := first_repeated(header):
             raise UserError(f"{path} has two columns '{repeated}'; rename one")

@@ -15,21 +15,20 @@ from typing import Any
 from mlmoe_jax.data.image_search import list_images
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
-from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import read_text
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import compose
 
 
-def _read(given: LabelInput) -> LabelRows:
+def _read(given: Listing) -> LabelRows:
     path, folder = given.path, given.folder
     content = json.loads(read_text(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
     stems = set(map(compose, labels))
-    for file in list_images(folder, Usage(f"{folder}", "file")):
+    for file in list_images(folder):
         stem = compose(os.path.splitext(file)[0])
         if stem in stems and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")

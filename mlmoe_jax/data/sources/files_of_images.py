@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlmoe_jax.data.image_search import is_image, list_files
 from mlmoe_jax.data.sources.labeling_formats import LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import LabelInput
+from mlmoe_jax.data.sources.rows import Listing
 from mlmoe_jax.data.sources.source import named_files
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import find_file, read_bytes
@@ -101,7 +101,7 @@ def existing_files(paths: Iterable[str]) -> list[str]:
     return list(filter(os.path.lexists, dict.fromkeys(map(find_file, paths))))
 
 
-def find_images(given: LabelInput, names: Callable[[str], Iterable[str]]) -> list[str]:
+def list_own_images(given: Listing, names: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the sorted images, and count files that are neither images nor among the `names` of the file of one.
 
     Files that the config names are skipped.

@@ -17,8 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import find_copies, is_folder, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.names import STANDARD_SPLITS, split_key
-from mlmoe_jax.data.sources.named_files import attributes_of
+from mlmoe_jax.data.names import STANDARD_SPLITS, find_split, split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, select_split
 from mlmoe_jax.data.sources.source import DataSource, data_folder, named_files, used_splits
 from mlmoe_jax.data.split import Split
@@ -40,8 +39,11 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     root = data_folder(data_config, "the folders of classes")
     split_of_folder = _find_splits(root, split, data_config)
     tops = [folder for folder, name in split_of_folder.items() if name == split]
-    named = named_files(data_config)
-    usage = Usage(", ".join(f"{root / top}" for top in tops), "file")
+    if classes is None:
+        classes = sorted({compose(name).strip() for top in tops for name in _subfolders(root / top)})
+    listing = Listing(", ".join(f"{root / top}" for top in tops), split, root, classes, data_config)
+    named, usage = named_files(data_config), listing.usage
+    usage.unit = "file"
     rest = _count_rest(root, split_of_folder, named)
     images = {path: compose(folder).strip() for top in tops for folder, path in _find_images(root, top, named, usage)}
     others = []
@@ -52,11 +54,8 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     usages = (usage, rest) if rest.given else (usage,)
     if not labels:
         raise UserError("; ".join([f"{usage.place} lists no images in folders of classes", *unused_input(usages)]))
-    if classes is None:
-        classes = sorted({compose(name).strip() for top in tops for name in _subfolders(root / top)})
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
-    attributes = attributes_of(data_config).known_by(classes)
-    return replace(select_split(rows, Listing(usage.place, split, root), classes, usage, attributes), usage=usages)
+    return replace(select_split(rows, listing), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
@@ -65,8 +64,8 @@ def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, s
     Without folders of splits, the result is {"": split}, where "" stands for `root`. Raises UserError if the split to
     open has no folder.
     """
-    folders, listing = _subfolders(root), Listing(root, split, root, splits=used_splits(data_config, split))
-    found = {folder: listing.find_split(folder) for folder in folders}
+    folders, splits = _subfolders(root), used_splits(data_config, split)
+    found = {folder: find_split(folder, splits) for folder in folders}
     if split in found.values():
         return found
     named = [folder for folder in folders if found[folder] or split_key(folder) in STANDARD_SPLITS]
@@ -138,7 +137,7 @@ def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | Non
         f"{folder}/{path}"
         for folder, name in split_of_folder.items()
         if name not in (None, split)
-        for path in list_images(root / folder, Usage(folder, "file"))
+        for path in list_images(root / folder)
     ]
 
 

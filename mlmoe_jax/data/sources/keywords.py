@@ -22,10 +22,10 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import IptcRecords, read_embedded
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, existing_files, list_own_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.sources.xmp import EMPTY, HIERARCHY, SUBJECT, WRITTEN, XmpPacket, last_level
 from mlmoe_jax.data.split import Split
@@ -38,11 +38,11 @@ _IPTC_KEYWORDS = (2, 25)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
-def _read(given: LabelInput) -> LabelRows:
-    return _rows(given, find_images(given, _sidecar_names)), None
+def _read(given: Listing) -> LabelRows:
+    return _rows(given, list_own_images(given, _sidecar_names)), None
 
 
-def _rows(given: LabelInput, images: Sequence[str]) -> Iterator[ImageRow]:
+def _rows(given: Listing, images: Sequence[str]) -> Iterator[ImageRow]:
     for image in images:
         try:
             names = (name for folder in (given.path, given.folder) for name in _sidecar_names(f"{folder / image}"))

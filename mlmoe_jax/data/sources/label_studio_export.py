@@ -29,8 +29,8 @@ from mlmoe_jax.data.image_search import list_files
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.name_vectors import read_classes
 from mlmoe_jax.data.names import find_name
-from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile, group_values
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, find_file, read_bytes, read_text
@@ -57,7 +57,7 @@ def read_address(address: str) -> str:
     return address
 
 
-def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
+def _find_images(addresses: Iterable[str], given: Listing) -> dict[str, str]:
     """Return address -> path of its image, and note in the account how many are found by their names.
 
     Raises UserError if an image at an address outside of Label Studio is not found.
@@ -87,7 +87,7 @@ def _find_images(addresses: Iterable[str], given: LabelInput) -> dict[str, str]:
 def _find_by_name(lost: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return address -> the only file in a folder with the name of its path in `lost`, which no other address has."""
     files = defaultdict(list)
-    for file in list_files(folder, Usage("", "file")):
+    for file in list_files(folder):
         files[_stored_name(file)].append(file)
     names = {}
     for address, path in lost.items():
@@ -103,31 +103,36 @@ def _stored_name(path: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(given: LabelInput) -> LabelRows:
-    path, control, key = given.path, given.config.label_column, given.config.image_column
-    own = tuple(given.attributes.values)
-    tasks = json.loads(read_text(path))
+def _read(given: Listing) -> LabelRows:
+    path, key = given.path, given.config.image_column
+    controls = (given.config.label_column, *given.attributes.values)
+    tasks = _read_tasks(path, key)
+    images = _find_images((data[key] for _, data in tasks), given)
     splits: dict[str, str | None] = {}
     annotations = defaultdict(list)  # of each image, which several tasks may show
-    shown = [task.get("data", task) for task in tasks]  # in JSON-MIN, the annotation is beside the data
-    if other := next((data for data in shown if key not in data), None):
-        raise UserError(
-            f"a task of {path} has {abbreviate(sorted(other))}, not {key}; set data.image_column to its image"
-        )
-    images = _find_images((data[key] for data in shown), given)
-    for task, data in zip(tasks, shown, strict=True):
+    for task, data in tasks:
         image = images[data[key]]
         split = data.get(find_name(data, SPLIT_COLUMN))
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
-        annotations[image] += _list_annotations(task, (control, *own))
+        annotations[image] += _list_annotations(task, controls)
     results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
-    controls = {result["from_name"] for result in results if result.get("type") == "choices"}
-    if controls and controls.isdisjoint(own):
-        _require_control(path, control, controls)
-    rows = [_make_row(image, split, annotations[image], control, own) for image, split in splits.items()]
-    _note_unread(given.usage, results, rows, (control, *own))
+    named = {result["from_name"] for result in results if result.get("type") == "choices"}
+    if named and named.isdisjoint(controls):
+        _require_control(path, controls[0], named)
+    rows = [_make_row(image, split, annotations[image], controls) for image, split in splits.items()]
+    _note_unread(given.usage, results, rows, controls)
     return rows, None
+
+
+def _read_tasks(path: Path, key: str) -> list[tuple[Json, Json]]:
+    """Return the tasks of an export and the data of each; UserError if a task has no image under `key`."""
+    tasks = [(task, task.get("data", task)) for task in json.loads(read_text(path))]  # in JSON-MIN, they are one
+    if other := next((data for _, data in tasks if key not in data), None):
+        raise UserError(
+            f"a task of {path} has {abbreviate(sorted(other))}, not {key}; set data.image_column to its image"
+        )
+    return tasks
 
 
 def _note_unread(usage: Usage, results: Sequence[Json], rows: Sequence[ImageRow], controls: Sequence[str]) -> None:
@@ -170,18 +175,18 @@ def _read_names(value: Any) -> set[str]:
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
-def _make_row(image: str, split: str | None, annotations: Sequence[Json], control: str, own: Sequence[str]) -> ImageRow:
+def _make_row(image: str, split: str | None, annotations: Sequence[Json], controls: Sequence[str]) -> ImageRow:
     """Return the row of an image. A label is positive if all annotations have it, and unknown if only some have it.
 
     If some annotations are marked as ground truth, all others are ignored. An image without annotations counts as not
-    labeled. `own` are the Choices of attributes.
+    labeled. `controls` are the Choices of the labels, then those of attributes.
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
     chosen = [
         {
-            name if result["from_name"] == control else f"{result['from_name']}: {name}"
+            name if result["from_name"] == controls[0] else f"{result['from_name']}: {name}"
             for result in annotation["result"] or ()
-            if _is_chosen(result, (control, *own))
+            if _is_chosen(result, controls)
             for name in _read_names(result["value"])
         }
         for annotation in truths or annotations
@@ -270,10 +275,7 @@ def prediction(
 def _make_results(
     labels: Iterable[str], values: Mapping[str, tuple[str, str]], control: str = CHOICES, image: str = IMAGE
 ) -> list[dict[str, Any]]:
-    chosen: dict[str, list[str]] = {}
-    for label in labels:
-        name, value = values.get(label, (control, label))
-        chosen.setdefault(name, []).append(value)
+    chosen = group_values(values.get(label, (control, label)) for label in labels)
     return [
         {"from_name": name, "to_name": image, "type": "choices", "value": {"choices": some}}
         for name, some in chosen.items()
@@ -287,13 +289,12 @@ def labeling_config(names: Iterable[str], values: Mapping[str, tuple[str, str]] 
     """
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", name=IMAGE, value=f"${IMAGE}")
-    choices: dict[str, ElementTree.Element] = {}
-    for label in names:
-        name, value = values.get(label, (CHOICES, label))
-        if name not in choices:
-            kind = "single" if label in values else "multiple"
-            choices[name] = ElementTree.SubElement(view, "Choices", name=name, toName=IMAGE, choice=kind)
-        ElementTree.SubElement(choices[name], "Choice", value=value)
+    attributes = {attribute for attribute, _ in values.values()}
+    for name, some in group_values(values.get(label, (CHOICES, label)) for label in names).items():
+        kind = "single" if name in attributes else "multiple"
+        choices = ElementTree.SubElement(view, "Choices", name=name, toName=IMAGE, choice=kind)
+        for value in some:
+            ElementTree.SubElement(choices, "Choice", value=value)
     ElementTree.indent(view)
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from mlmoe_jax.data.label_tree import LabelTree
-    from mlmoe_jax.data.sources.rows import ReadRows
 
 
 class LabelEntry(NamedTuple):
@@ -51,7 +51,7 @@ class LabelFile:
     version: str = ""
     tree: LabelTree | None = None
 
-    @property
+    @cached_property
     def values(self) -> dict[str, tuple[str, str]]:
         """The result of `LabelTree.values`."""
         return {} if self.tree is None else self.tree.values(self.names)
@@ -72,7 +72,7 @@ class Format:
 
     Attributes:
       suffix: suffix of the file; "" if the format is a folder.
-      read: input -> (rows, label names). The label names are None if the format does not list them.
+      read: a function of the type `rows.ReadRows`.
       write: (file, entries) -> sentence. It writes the entries. The sentence tells the user about further files; "" if
         there are none.
       require: raises UserError if the format cannot represent the names of the labels or images of a file.
@@ -81,11 +81,19 @@ class Format:
     """
 
     suffix: str
-    read: ReadRows
+    read: Callable[..., tuple[Iterable[Any], Sequence[str] | None]]
     write: Callable[[LabelFile, Iterable[LabelEntry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
     read_classes: Callable[[Path, ConfigDict], Sequence[str]] | None = None
     holds_difficult: bool = False
+
+
+def group_values(values: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return attribute -> its values, from pairs (attribute, value)."""
+    groups: dict[str, list[str]] = {}
+    for attribute, value in values:
+        groups.setdefault(attribute, []).append(value)
+    return groups
 
 
 def output_path(output: str | None, name: str) -> epath.Path:

@@ -33,7 +33,7 @@ running sand sign sky snow soccer sports statue street sun sunset surf swimmers 
 train tree valley vehicle water waterfall wedding whales window zebra
 """
 CONCEPTS = tuple(_NAMES.split())
-CODE_OF_MARK = {"1": POSITIVE, "0": NEGATIVE}
+_CODE_OF_MARK = {"1": POSITIVE, "0": NEGATIVE}
 
 
 def open_nuswide(data_config: ConfigDict, split: str) -> Split:
@@ -54,7 +54,7 @@ def open_nuswide(data_config: ConfigDict, split: str) -> Split:
 
 
 def _make_row(file: str, marks: Sequence[str]) -> ImageRow:
-    codes = {name: code for name, mark in zip(CONCEPTS, marks, strict=True) if (code := CODE_OF_MARK[mark])}
+    codes = {name: code for name, mark in zip(CONCEPTS, marks, strict=True) if (code := _CODE_OF_MARK[mark])}
     return ImageRow(f"Flickr/{file}", codes)
 
 

@@ -18,10 +18,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import is_skipped
 from mlmoe_jax.data.labels.name_vectors import read_classes
-from mlmoe_jax.data.names import STANDARD_SPLITS, is_no_value, split_key
+from mlmoe_jax.data.names import STANDARD_SPLITS, find_split, split_key
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.named_files import attributes_of
-from mlmoe_jax.data.sources.rows import LabelInput, Listing, ReadRows, select_split, why_unused
+from mlmoe_jax.data.sources.rows import Listing, ReadRows, select_split, why_unused
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -40,25 +39,18 @@ def open_own_images(
     """
     table = data_config.table
     root = data_folder(data_config, f"the table {table}")
-    splits = used_splits(data_config, split)
-    split_of_file = _find_splits(root, table, splits)
+    split_of_file = _find_splits(root, table, used_splits(data_config, split))
     spelled = next((name for name, found in split_of_file.items() if found == split), split)
     path = root / table.replace("{split}", spelled)
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     if data_config.classes:
         classes = _read_classes(root / data_config.classes, data_config)
-    attributes = attributes_of(data_config).known_by(classes)
     folder = root / data_config.images.replace("{split}", spelled)
-    has_one_split = "{split}" in table
-    listing = Listing(
-        path, split, folder, "" if has_one_split else data_config.train_split, (split,) if has_one_split else splits
-    )
-    usage = Usage(f"{path}", "image")
+    listing = Listing(path, split, folder, classes, data_config, has_splits="{split}" not in table)
     with damage_explained(path):
-        rows, own_classes = read_rows(LabelInput(path, data_config, folder, classes, usage, attributes))
-        opened = select_split(rows, listing, classes or own_classes, usage, attributes)
-    require_groups_and_paths(opened, path, data_config.group_column)
+        rows, own_classes = read_rows(listing)
+        opened = select_split(rows, listing, own_classes)
     rest = [name for name, found in split_of_file.items() if found is None]
     if rest and split == data_config.train_split:
         opened = replace(opened, usage=(*opened.usage, _count_rest(read_rows, data_config, root, rest)))
@@ -82,7 +74,7 @@ def _find_splits(root: Path, table: str, splits: Sequence[str]) -> dict[str, str
     for name in sorted(names, key=lambda name: (name not in splits, name)):
         is_split = bool(prefix or below) or name in splits or split_key(name) in STANDARD_SPLITS
         if is_split and not is_skipped(name) and (root / table.replace("{split}", name)).exists():
-            split = Listing(table, "", root, splits=splits).find_split(name)
+            split = find_split(name, splits)
             found[name] = None if split in found.values() else split
     return found
 
@@ -93,34 +85,15 @@ def _count_rest(read_rows: ReadRows, data_config: ConfigDict, root: Path, names:
     splits = used_splits(data_config, data_config.train_split)
     for name in names:
         path, folder = (root / key.replace("{split}", name) for key in (data_config.table, data_config.images))
-        own = Usage(f"{path}", "image")
+        listing = Listing(path, name, folder, None, data_config)
         try:
             with damage_explained(path):
-                rows, _ = read_rows(LabelInput(path, data_config, folder, None, own))
+                rows, _ = read_rows(listing)
                 usage.leave_out(why_unused(name, splits), count=sum(1 for _ in rows))
-            usage.unit = own.unit
+            usage.unit = listing.usage.unit
         except UserError as error:
             usage.notes.append(f"has split '{name}', which is not used and cannot be read: {error}")
     return usage
-
-
-def require_groups_and_paths(split: Split, path: Path, group_column: str) -> None:
-    """Raise UserError if no image has a group in `group_column`, a group is a text like nan, or a path is absolute."""
-    if group_column and split.groups is None:
-        raise UserError(
-            f"{path} has no group in the column '{group_column}' for any image of split {split.name}; fill it, or "
-            "correct or clear data.group_column"
-        )
-    if wrong := next(filter(is_no_value, split.groups or ()), ""):
-        raise UserError(
-            f"{path} has the group '{wrong}', which stands for no value; leave it empty where an image is a group of "
-            "its own"
-        )
-    if outside := next((image for image in split.ids if image.startswith("/")), ""):
-        raise UserError(
-            f"{path} lists {outside:.200}, which is not below {split.images.folder}; set data.images to a folder above "
-            "all images, such as /"
-        )
 
 
 def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:

@@ -30,7 +30,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
 from mlmoe_jax.data.decoding import BadImage
-from mlmoe_jax.data.images import EncodedImages, find_part
+from mlmoe_jax.data.images import EncodedImages, InParts
 from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -164,7 +164,7 @@ def _changed(path: epath.Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- images
-class PackedImages(EncodedImages):
+class PackedImages(InParts, EncodedImages):
     """The images of one split of a packed data set, in the order of the shards.
 
     A shard is opened when one of its images is first read, in each worker process separately. Errors name an image by
@@ -173,16 +173,13 @@ class PackedImages(EncodedImages):
 
     def __init__(self, folder: str, shards: Sequence[PackedFile], ids: Sequence[str]):
         self.folder, self.shards, self.ids = folder, shards, ids
-        self._ends = np.cumsum([shard.records for shard in shards])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        self.ends = np.cumsum([shard.records for shard in shards])
 
     def name(self, row: int) -> str:
-        return f"{self.ids[row]} in {self.folder}/{self._locate(row)[0].file}"
+        return f"{self.ids[row]} in {self.folder}/{self._find(row)[0].file}"
 
     def encoded(self, row: int) -> bytes:
-        shard, position = self._locate(row)
+        shard, position = self._find(row)
         try:
             return _reader(self.folder, shard).read([position])[0]
         except RuntimeError as error:  # raised by the C++ library, which checks a hash per record
@@ -192,12 +189,12 @@ class PackedImages(EncodedImages):
             ) from error
 
     def stamp(self, row: int) -> str:
-        shard, position = self._locate(row)
+        shard, position = self._find(row)
         return f"{shard.sha256} {position}"
 
-    def _locate(self, row: int) -> tuple[PackedFile, int]:
+    def _find(self, row: int) -> tuple[PackedFile, int]:
         """Return the shard that contains image `row`, and the index of the image in the shard."""
-        number, position = find_part(self._ends, row)
+        number, position = self.locate(row)
         return self.shards[number], position
 
 

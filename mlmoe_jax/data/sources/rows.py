@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +18,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.attributes import NO_ATTRIBUTES, AttributeValues
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
-from mlmoe_jax.data.names import label_problem, require_names, split_key
+from mlmoe_jax.data.names import find_split, is_no_value, label_problem, require_names, split_key
+from mlmoe_jax.data.sources.named_files import attributes_of
+from mlmoe_jax.data.sources.source import used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
@@ -65,57 +66,55 @@ class ImageRow(NamedTuple):
             raise ValueError(f"group: '{self.group}' and '{other.group}'")
         if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
             raise ValueError("labels: some and none")
-        labels, unstated = {}, self.other_labels if self.is_complete else UNKNOWN
-        for label in {**self.labels, **other.labels}:
-            codes = self.labels.get(label, unstated), other.labels.get(label, unstated)
-            if codes[0] != codes[1] and UNKNOWN not in codes:
-                raise ValueError(f"label '{label}': {codes[0]} and {codes[1]}")
-            labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
+        unstated = self.other_labels if self.is_complete else UNKNOWN
+        labels = {
+            label: _known_code(label, self.labels.get(label, unstated), other.labels.get(label, unstated))
+            for label in {**self.labels, **other.labels}
+        }
         others = max(self.other_labels, other.other_labels)  # NEGATIVE if one row says so, otherwise UNKNOWN
         return self._replace(labels=labels, other_labels=others, group=self.group or other.group)
 
 
-class LabelInput(NamedTuple):
-    """A file or folder of labels to read.
-
-    `config` is `config.data`. `classes` are the known classes; None if the file should list them.
-    """
-
-    path: Path
-    config: ConfigDict
-    folder: Path
-    classes: Sequence[str] | None
-    usage: Usage
-    attributes: AttributeValues = NO_ATTRIBUTES
-
-
-LabelRows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
-ReadRows = Callable[[LabelInput], LabelRows]
+def _known_code(label: str, first: int, second: int) -> int:
+    """Return the code of a label in two rows of an image; ValueError if both are known and differ."""
+    if first != second and UNKNOWN not in (first, second):
+        raise ValueError(f"label '{label}': {first} and {second}")
+    return second if first == UNKNOWN else first
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A file or folder that lists images, and the name of the split to open.
+    """A file or folder that lists images with their labels, and the name of the split to open.
 
     Attributes:
       folder: the folder of the images, to which their paths are relative.
-      train_split: name of the split of all rows if no row names a split. "" means that all rows of the file belong to
-        the split to open, even if they name another split.
-      splits: names of all splits that are used.
+      classes: the known classes, in order; None if the file should list them.
+      config: `config.data`; None for the files of a published data set.
+      has_splits: whether the file may name the split of each row. Otherwise, all rows belong to the split to open, even
+        if they name another split.
     """
 
     path: PathLike
     split: str
     folder: PathLike
-    train_split: str = ""
-    splits: Sequence[str] = ()
+    classes: Sequence[str] | None = None
+    config: ConfigDict | None = None
+    has_splits: bool = False
 
-    def find_split(self, name: str) -> str | None:
-        """Return the element of `splits` that `name` spells, see `split_key`; None if none fits, or more than one."""
-        if name in self.splits:
-            return name
-        same = [split for split in self.splits if split_key(split) == split_key(name)]
-        return same[0] if len(same) == 1 else None
+    @cached_property
+    def usage(self) -> Usage:
+        """The account of the file, to which its reader and `select_split` add."""
+        return Usage(f"{self.path}", "image")
+
+    @cached_property
+    def attributes(self) -> AttributeValues:
+        """The attributes, whose values are classes too."""
+        return attributes_of(self.config).known_by(self.classes) if self.config else NO_ATTRIBUTES
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The names of all splits that are used."""
+        return used_splits(self.config, self.split) if self.has_splits else (self.split,)
 
     def line(self, number: int) -> str:
         """Return the path of the file and a line number, for errors. 0 stands for no line and is left out."""
@@ -144,26 +143,21 @@ class Listing:
         return next((path for path in paths if os.path.lexists(find_file(os.path.join(self.folder, path)))), image)
 
 
-def select_split(
-    rows: Iterable[ImageRow],
-    listing: Listing,
-    classes: Sequence[str] | None = None,
-    usage: Usage | None = None,
-    attributes: AttributeValues = NO_ATTRIBUTES,
-) -> Split:
+LabelRows = tuple[Iterable[ImageRow], Sequence[str] | None]  # of a file, and the classes if the file lists them
+ReadRows = Callable[[Listing], LabelRows]
+
+
+def select_split(rows: Iterable[ImageRow], listing: Listing, own_classes: Sequence[str] | None = None) -> Split:
     """Check the rows of all splits, and return one split, in the order of the rows. Ids are the paths of the images.
 
-    Args:
-      classes: names of the classes, in order. None means the labels of all rows, sorted by name.
-      usage: the account of the file, to which the rows are added; None means a new account.
-      attributes: their values, which are classes too.
+    Its classes are the first of these that exists: `listing.classes`; `own_classes`, which the file lists; and the
+    labels of all rows, sorted by name.
 
     Raises:
-      UserError: no row belongs to the split, the rows of an image contradict each other, or a label is not a name or
-        not one of the classes.
+      UserError: no row belongs to the split, the rows of an image contradict each other, a label is not a name or not
+        one of the classes, no image has a group in `data.group_column`, or a path is absolute.
     """
-    account = Usage(f"{listing.path}", "image") if usage is None else usage
-    selection = _Selection(listing, classes, account, attributes)
+    selection = _Selection(listing, listing.classes or own_classes)
     for row in rows:
         selection.add(row)
     return selection.result()
@@ -193,13 +187,13 @@ class _Selection:
         were merged into later rows.
     """
 
-    def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage, attributes: AttributeValues):
-        self.listing, self.usage, self.attributes = listing, usage, attributes
+    def __init__(self, listing: Listing, classes: Sequence[str] | None):
+        self.listing, self.usage, self.attributes = listing, listing.usage, listing.attributes
         self.classes = None if classes is None else tuple(self._spell(name, listing.path) for name in classes)
         require_names(self.classes or (), listing.path)
         self.parts: dict[str | None, _Part] = {}
         self.unlabeled = 0
-        self.labels = list(dict.fromkeys((*(self.classes or ()), *attributes.labels)))
+        self.labels = list(dict.fromkeys((*(self.classes or ()), *self.attributes.labels)))
         self.column_of_label = {name: k for k, name in enumerate(self.labels)}
         self.columns: dict[str, int] = {}
         self.has_spellings = False
@@ -239,12 +233,12 @@ class _Selection:
         if not isinstance(name, str | None):
             raise UserError(f"{listing.line(row.line)} has the split {name!r}, which is not text; enclose it in quotes")
         earlier_are_blank = all(map(_is_blank, self.parts))
-        if not listing.train_split:
+        if not listing.has_splits:
             split = listing.split
         elif _is_blank(name):
-            split = listing.train_split if earlier_are_blank else None
+            split = listing.config.train_split if earlier_are_blank else None
         else:
-            split = listing.find_split(name)
+            split = find_split(name, listing.splits)
             if earlier_are_blank:
                 self._clear()
                 for part in self.parts.values():
@@ -259,7 +253,7 @@ class _Selection:
             split, position, count = part.split, part.position, part.count
             if split is not None:
                 usage.use(split, count)
-                if not (listing.train_split or _is_blank(name) or split_key(name) == split_key(split)):
+                if not (listing.has_splits or _is_blank(name) or split_key(name) == split_key(split)):
                     contrary.add(f"{position}: '{name}'", count)
             elif _is_blank(name):
                 usage.leave_out("without a split", position, count)
@@ -329,10 +323,7 @@ class _Selection:
         try:
             for name, code in row.labels.items():
                 label = self.labels[self.columns[name]]
-                known = labels.get(label, UNKNOWN)
-                if known != code and UNKNOWN not in (known, code):
-                    raise ValueError(f"label '{label}': {known} and {code}")
-                labels[label] = code if known == UNKNOWN else known
+                labels[label] = _known_code(label, labels.get(label, UNKNOWN), code)
             row = row._replace(labels=labels)
             if at is not None:
                 self.merged.add(row.position)
@@ -383,21 +374,23 @@ class _Selection:
         self._count_splits()
         self._note_changed()
         classes = tuple(sorted(self.labels) if self.classes is None else self.labels)
-        live = list(self.rows.values())
-        groups = [self.groups[at] for at in live] if any(self.groups) else None
-        lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
-        images = [self.images[at] for at in live]
-        files = ImageFiles(listing.folder, images, os.path.basename(path), lines)
-        return Split(listing.split, classes, self._labels(classes, live), images, files, groups, usage=(self.usage,))
+        files = ImageFiles(listing.folder, self.images, os.path.basename(path), self.lines if any(self.lines) else ())
+        groups = self.groups if any(self.groups) else None
+        split = Split(listing.split, classes, self._labels(classes), self.images, files, groups, usage=(self.usage,))
+        if len(self.rows) < len(self.images):
+            split = split.take(np.array(list(self.rows.values())), split.name)
+        if listing.config:
+            _require_groups_and_paths(split, listing)
+        return split
 
-    def _labels(self, classes: Sequence[str], live: Sequence[int]) -> LabelMatrix:
+    def _labels(self, classes: Sequence[str]) -> LabelMatrix:
         from mlmoe_jax.data.label_matrix import LabelMatrix, csr_array  # here, for the same reason as in `split`
 
         position = {name: k for k, name in enumerate(classes)}
         order = np.array([position[name] for name in self.column_of_label], np.int32)
         entries = np.asarray(self.label_codes), order[np.asarray(self.label_columns)]
         stated = csr_array((*entries, np.append(0, self.label_ends)), (len(self.images), len(classes)))
-        return LabelMatrix(stated, np.asarray(self.other_labels)).take(np.asarray(live))
+        return LabelMatrix(stated, np.asarray(self.other_labels))
 
     def _why_unknown(self, row: ImageRow, name: str) -> str:
         close = difflib.get_close_matches(name, self.classes, n=1)
@@ -407,12 +400,13 @@ class _Selection:
         return f"{place}, which is not one of the {count} classes; {hint}"
 
     def _why_empty(self) -> str:
-        train, split = self.listing.train_split, self.listing.split
+        split = self.listing.split
         if self.unlabeled:
             return f"has no labeled image ({quantity(self.unlabeled, 'image')} without labels); label some first"
         if not self.parts:
             return "lists no images"
         if all(map(_is_blank, self.parts)):
+            train = self.listing.config.train_split
             return (
                 f"has no splits, so all its images are in split {train} and none in {split}; write one table per split "
                 "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
@@ -421,6 +415,26 @@ class _Selection:
         return (
             f"lists no images of split {split}; its splits are {abbreviate(named)}; rename them, or set "
             "data.train_split, data.val_split and data.test_splits"
+        )
+
+
+def _require_groups_and_paths(split: Split, listing: Listing) -> None:
+    """Raise UserError if no image has a group in `data.group_column`, a group is no name, or a path is absolute."""
+    path, group_column = listing.path, listing.config.group_column
+    if group_column and split.groups is None:
+        raise UserError(
+            f"{path} has no group in the column '{group_column}' for any image of split {split.name}; fill it, or "
+            "correct or clear data.group_column"
+        )
+    if wrong := next(filter(is_no_value, split.groups or ()), ""):
+        raise UserError(
+            f"{path} has the group '{wrong}', which stands for no value; leave it empty where an image is a group of "
+            "its own"
+        )
+    if outside := next((image for image in split.ids if image.startswith("/")), ""):
+        raise UserError(
+            f"{path} lists {outside:.200}, which is not below {split.images.folder}; set data.images to a folder above "
+            "all images, such as /"
         )
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, find_images
+from mlmoe_jax.data.sources.files_of_images import TagFile, TagFiles, list_own_images
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.rows import ImageRow, LabelRows, Listing
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_bytes, read_text
 from mlmoe_jax.runtime.formats import read_rows
@@ -39,13 +39,13 @@ _BOX = re.compile(  # a line of YOLO, DOTA, KITTI or ICDAR, but not a line of ta
 _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the taggers keep the _
 
 
-def _read(given: LabelInput, *, listed: bool) -> LabelRows:
+def _read(given: Listing, *, listed: bool) -> LabelRows:
     names = tuple(_read_tags(given.path / TAGS)) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
     classes = given.classes if given.config.classes else ()
     name_of_number = {str(number): name for number, name in enumerate(classes)}
-    images = find_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
+    images = list_own_images(given, lambda image: (TAGS, f"{os.path.splitext(image)[0]}.txt"))
     return (_row(given.path, image, name_of_spelling, name_of_number) for image in images), names
 
 

@@ -45,16 +45,17 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlmoe_jax.data.label_codes import CODE_OF_CELL, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.names import find_name, first_repeated
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelInput, LabelRows
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, LabelRows, Listing
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
@@ -65,25 +66,25 @@ from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 ERROR_COLUMN = "error"  # in a table of predictions: why the image could not be read, so that it has no labels
 CODE_OF_VALUE = {1: POSITIVE, 0: NEGATIVE, None: UNKNOWN}  # in JSON
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
+_BREAK = re.compile(r"[\n\r]")
 ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code
 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
-def read_jsonl(given: LabelInput) -> LabelRows:
+def read_jsonl(given: Listing) -> LabelRows:
     """Return the rows of a JSONL file, and no classes. A line of another form raises UserError in the iteration."""
     given.usage.unit = "row"
     return _jsonl_rows(given), None
 
 
-def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
+def _jsonl_rows(given: Listing) -> Iterator[ImageRow]:
     path, config, known = given.path, given.config, {}
-    own = list(given.attributes.values)
-    names = config.image_column, config.label_column, SPLIT_COLUMN, config.group_column, ERROR_COLUMN, *own
 
     @functools.lru_cache(maxsize=1 << 10)  # most lines have equal keys
-    def find_keys(keys: tuple[str, ...]) -> tuple[str | None, ...]:
+    def find_keys(keys: tuple[str, ...]) -> tuple[str | None, str | None, str | None, Marks]:
         known.update(dict.fromkeys(keys))
-        return tuple(find_name(keys, name) for name in names)
+        names = config.image_column, config.label_column, ERROR_COLUMN
+        return *(find_name(keys, name) for name in names), find_marks(keys, given)
 
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
@@ -91,13 +92,11 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
-                keys = find_keys(tuple(record))
-                image, labels, split, group, _, *cells = map(record.get, keys)
-                stated = zip(own, keys[5:], cells, strict=True)
-                values = given.attributes.read_cells({name: cell for name, key, cell in stated if key is not None})
-                is_unread = labels is None and keys[4] is not None
-                row = make_row(image, [] if labels is None and (values or is_unread) else labels, split, group, line)
-                row = row._replace(labels=None if is_unread else {**row.labels, **values})
+                image, labels, error, marks = find_keys(tuple(record))
+                stated = record.get(labels)
+                is_unread = stated is None and error is not None
+                row = make_row(record.get(image), [] if is_unread else stated, record, marks, given)
+                row = row._replace(line=line, labels=None if is_unread else row.labels)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
@@ -105,7 +104,8 @@ def _jsonl_rows(given: LabelInput) -> Iterator[ImageRow]:
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
             yield row
-    note_unused(given.usage, "key", known, {find_name(known, name) for name in names})
+    image, labels, error, marks = find_keys(tuple(known))
+    note_unused(given.usage, "key", known, (image, labels, error, *marks.columns))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,20 +116,59 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> ImageRow:
-    """Convert the JSON values of a line to a row. A value of another form raises an exception of any type."""
+def make_row(image: Any, labels: Any, cells: Mapping[str, Any], marks: Marks, given: Listing) -> ImageRow:
+    """Convert the values of an image, as JSON or a container has them, to a row.
+
+    `labels` are a list of names, or codes by name, or None if there are attributes alone. A value of another form
+    raises an exception of any type.
+    """
+    split, group = (plain_value(cells.get(column)) for column in (marks.split, marks.group))
+    values = given.attributes.read_cells({name: plain_value(cells[column]) for name, column in marks.own.items()})
+    if labels is None and values:
+        labels = []
     if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
-    group, split = ("" if group is None else str(group).strip()), (None if split is None else str(split))
+    split, group = (None if split is None else str(split)), ("" if group is None else str(group).strip())
     if isinstance(labels, list):
-        return ImageRow(os.fspath(image), dict.fromkeys(labels, POSITIVE), NEGATIVE, split, group, line)
+        return ImageRow(os.fspath(image), dict.fromkeys(labels, POSITIVE) | values, NEGATIVE, split, group)
     codes = {name: CODE_OF_VALUE[value] for name, value in labels.items()}
-    return ImageRow(os.fspath(image), codes, UNKNOWN, split, group, line)
+    return ImageRow(os.fspath(image), codes | values, UNKNOWN, split, group)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as other programs would write it without empty cells in its column: 3 for 3.0, None for nan."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
 
 
 # ------------------------------------------------------------------------------------------------------------- columns
-def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike) -> int:
-    """Return the index of the column `name` in `header`, see `find_name`; UserError if there is no such column.
+class Marks(NamedTuple):
+    """The columns or keys of the split, the group and, by name, the attributes of an image; None for a missing one."""
+
+    split: str | None
+    group: str | None
+    own: Mapping[str, str]
+
+    @property
+    def columns(self) -> Sequence[str | None]:
+        return self.split, self.group, *self.own.values()
+
+
+def find_marks(names: Sequence[str], given: Listing, path: PathLike = "") -> Marks:
+    """Return the marks among the columns `names` of the file `path`; UserError if it lacks the column of groups.
+
+    Without `path`, the column may be missing.
+    """
+    group = given.config.group_column
+    if path and group:
+        find_column(names, group, "data.group_column", path)
+    own = {name: column for name in given.attributes.values if (column := find_name(names, name))}
+    return Marks(find_name(names, SPLIT_COLUMN), find_name(names, group) if group else None, own)
+
+
+def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike) -> str:
+    """Return the element of `header` that is the column `name`, see `find_name`; UserError if there is none.
 
     `named_by` is the config key or the list from which the name comes, for the error.
     """
@@ -139,7 +178,7 @@ def find_column(header: Sequence[str], name: str, named_by: str, path: PathLike)
         raise UserError(
             f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); {remedy}"
         )
-    return header.index(column)
+    return column
 
 
 def note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collection[str | None]) -> None:
@@ -150,7 +189,7 @@ def note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collectio
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
-def read_csv(given: LabelInput) -> LabelRows:
+def read_csv(given: Listing) -> LabelRows:
     """Return the rows of a CSV table, and its classes, None if the table has one column with label names.
 
     Raises UserError if a column is missing, or, in the iteration over the rows, if a cell is invalid.
@@ -159,47 +198,43 @@ def read_csv(given: LabelInput) -> LabelRows:
     with open_text(path) as file:
         header = _read_header(csv.reader(file, skipinitialspace=True), path)
     image = find_column(header, config.image_column, "data.image_column", path)
-    group = config.group_column
-    group = find_column(header, group, "data.group_column", path) if group else None
-    marks = [find_name(header, name) for name in (SPLIT_COLUMN, ERROR_COLUMN)]
-    split, error = (None if name is None else header.index(name) for name in marks)
-    columns = (image, split, group, error if config.label_column else None)
-    own = {name: header.index(column) for name in given.attributes.values if (column := find_name(header, name))}
-    others = [name for at, name in enumerate(header) if at not in (*columns, *own.values())]
-    if config.label_column and own and not find_name(header, config.label_column):  # there are attributes alone
+    marks = find_marks(header, given, path)
+    error = find_name(header, ERROR_COLUMN) if config.label_column else None
+    others = [name for name in header if name not in (image, error, *marks.columns)]
+    if config.label_column and marks.own and not find_name(header, config.label_column):  # there are attributes alone
         classes, used, read_labels = None, (), lambda cells, line: {}
     elif config.label_column:
         labels = find_column(header, config.label_column, "data.label_column (empty: a column per class)", path)
-        classes, used, read_labels = None, (header[labels],), _names_reader(labels, config.separator, path)
+        classes, used = None, (labels,)
+        read_labels = _names_reader(header.index(labels), config.separator, path)
     else:
-        classes = used = class_columns(others, given)
+        classes = used = class_columns(others, path, given)
         read_labels = _codes_reader(header, classes, path)
     given.usage.unit = "row"
     note_unused(given.usage, "column", others, used)
-    return _csv_rows(given, columns, own, read_labels, bool(classes)), classes
+    return _csv_rows(given, image, error, marks, read_labels, is_complete=bool(classes)), classes
 
 
 def _csv_rows(
-    given: LabelInput,
-    columns: Sequence[int | None],
-    own: Mapping[str, int],
-    read_labels: ReadLabels,
-    is_complete: bool,
+    given: Listing, image: str, error: str | None, marks: Marks, read_labels: ReadLabels, *, is_complete: bool
 ) -> Iterator[ImageRow]:
-    """Yield the rows of a table. `columns` are images, splits, groups and errors; `own`, the columns of attributes."""
-    path, (image, split, group, error) = given.path, columns
-    with open_text(path) as file:
+    """Yield the rows of a table. `image` and `error` are columns."""
+    read = formats.unescape_cell
+    with open_text(given.path) as file:
         reader = csv.reader(file, skipinitialspace=True)
-        header = _read_header(reader, path)
-        for line, cells in whole_rows(reader, header, path, given.usage, [at for at in columns[:3] if at is not None]):
-            values = {name: formats.unescape_cell(cells[at]) for name, at in own.items()}
-            labels = read_labels(cells, line) | given.attributes.read_cells(values)
+        place = {name: at for at, name in enumerate(_read_header(reader, given.path))}
+        image, split, group = columns = [place.get(name) for name in (image, marks.split, marks.group)]
+        own = {name: place[column] for name, column in marks.own.items()}
+        for line, cells in whole_rows(reader, place, given.path, given.usage, columns):
+            values = given.attributes.read_cells({name: read(cells[at]) for name, at in own.items()})
+            labels = read_labels(cells, line) | values
+            is_unread = error is not None and cells[place[error]] and not labels
             yield ImageRow(
-                formats.unescape_cell(cells[image]),
-                None if error is not None and cells[error] and not labels else labels,
+                read(cells[image]),
+                None if is_unread else labels,
                 NEGATIVE,
                 None if split is None else cells[split],
-                "" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),
+                "" if group is None else _NUMBER.sub(r"\1", read(cells[group].strip())),
                 line,
                 is_complete,
             )
@@ -256,10 +291,10 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 
 def whole_rows(
     reader: Any,
-    header: Sequence[str],
+    header: Collection[str],
     path: PathLike,
     usage: Usage | None = None,
-    columns: Collection[int] = (),
+    columns: Sequence[int | None] = (),
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
 
@@ -281,7 +316,7 @@ def whole_rows(
             if end > line:
                 lines += end - line
                 quoted.add(f"lines {line} to {end}")
-                if broken := [cells[at] for at in columns if "\n" in cells[at] or "\r" in cells[at]]:
+                if broken := [cells[at] for at in columns if at is not None and _BREAK.search(cells[at])]:
                     raise UserError(
                         f"{path} line {line} has a line break in the cell {broken[0][:80]!r}; close the quote before it"
                     )
@@ -301,35 +336,39 @@ def read_columns(text: str, names: Sequence[str], path: PathLike) -> Iterator[tu
     """Yield (line number, cells of the columns `names`) of each row of a CSV; UserError if a column is missing."""
     reader = csv.reader(text.splitlines())
     header = _read_header(reader, path)
-    columns = [find_column(header, name, "its format", path) for name in names]
+    columns = [header.index(find_column(header, name, "its format", path)) for name in names]
     for line, cells in whole_rows(reader, header, path):
         yield line, tuple(cells[column] for column in columns)
 
 
-def class_columns(columns: Sequence[str], given: LabelInput) -> tuple[str, ...]:
+def class_columns(columns: Sequence[str], path: PathLike, given: Listing) -> tuple[str, ...]:
     """Return the classes of a CSV table with a column per class; UserError if these `columns` do not fit them."""
-    path, classes, attributes = given.path, given.classes, given.attributes
-    if not (columns or attributes.values) or "" in columns:
+    if not (columns or given.attributes.values) or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
             "class, or set data.label_column"
         )
-    spelled = {attributes.spell(column): column for column in columns}
-    names = tuple(sorted(columns))
-    if classes is not None:  # values without a column have a column of their attribute
-        named = [attributes.spell(compose(name)) for name in classes]
-        names = tuple(spelled.get(name, name) for name in named if name in spelled or not attributes.owns(name))
+    names = tuple(sorted(columns)) if given.classes is None else _columns_of_classes(columns, given)
     if missing := [name for name in names if name not in columns]:
         raise UserError(
             f"{path} has no column '{missing[0]}', which the list of classes names (columns: {abbreviate(columns)}); "
             "correct one of the two"
         )
-    if not given.config.classes and len(columns) > len(names):
+    further = set(columns) - set(names)
+    if further and not given.config.classes:
         raise UserError(
-            f"{path} has the column '{min(set(columns) - set(names))}', which is not one of the {len(names)} classes; "
-            "remove it, or list the class columns in the file of data.classes"
+            f"{path} has the column '{min(further)}', which is not one of the {len(names)} classes; remove it, or list "
+            "the class columns in the file of data.classes"
         )
     return names
+
+
+def _columns_of_classes(columns: Sequence[str], given: Listing) -> tuple[str, ...]:
+    """Return the column of each known class. Values of attributes without one have a column of their attribute."""
+    attributes = given.attributes
+    spelled = {attributes.spell(column): column for column in columns}
+    names = [attributes.spell(compose(name)) for name in given.classes]
+    return tuple(spelled.get(name, name) for name in names if name in spelled or not attributes.owns(name))
 
 
 CSV = DataSource(functools.partial(open_own_images, read_csv), reads_classes=True)

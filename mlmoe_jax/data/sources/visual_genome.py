@@ -33,13 +33,13 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 ADDRESS = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
-CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
+CATEGORY_FILE = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
 IMAGE_FOLDERS = ("VG_100K_2", "VG_100K")
 TEST_SHARE = 0.3
-# Removed from the start of a name if all words but the last are attributes: "large brown dog" is a dog.
+# Removed from the start of a name if all words but the last are adjectives: "large brown dog" is a dog.
 COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
-ATTRIBUTES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
+ADJECTIVES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
 
 LABELS_500 = 500
 INDEX_500 = "vg_category_500_labels_index.json"
@@ -78,13 +78,13 @@ def find_category(name: str, categories: Mapping[str, str]) -> str | None:
     """Return the category of an object name, or None. `categories` has lower-case object names."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
-    if leading and ATTRIBUTES.issuperset(leading):
+    if leading and ADJECTIVES.issuperset(leading):
         name = last
     return categories.get(name)
 
 
 def _read_categories() -> dict[str, list[str]]:
-    return json.loads(CATEGORIES.read_text(encoding="utf-8"))
+    return json.loads(CATEGORY_FILE.read_text(encoding="utf-8"))
 
 
 @functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text

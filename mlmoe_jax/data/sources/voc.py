@@ -33,7 +33,7 @@ VOC_FILES = {
     )
     for year in (2007, 2012)
 }
-CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
+_CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str) -> Split:
@@ -52,7 +52,7 @@ def open_voc(year: int, data_config: ConfigDict, split: str) -> Split:
             if name == VOC_CLASSES[0]:
                 labels = {image: {} for image in sorted(marks)}
             for image, codes in labels.items():
-                codes[name] = CODE_OF_MARK[marks[image]]
+                codes[name] = _CODE_OF_MARK[marks[image]]
     rows = (ImageRow(f"JPEGImages/{image}.jpg", codes) for image, codes in labels.items())
     return select_split(rows, Listing(lists, split, folder), VOC_CLASSES)
 

@@ -56,7 +56,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("further", [0, 1])
 def test_a_text_may_have_the_largest_size_and_no_more(tmp_path, further):
-    path = write_tar(tmp_path / "a.tar", [("a.json", b" " * (tar.MOST_TEXT + further))])
+    path = write_tar(tmp_path / "a.tar", [("a.json", b" " * (tar.TEXT_BYTES + further))])
     (text,) = tar.read_index(tar.index_shard(str(path)))["text"].to_pylist()
     assert (text is None) == bool(further)
 
@@ -231,7 +231,7 @@ def empty_first(path):
 
 
 def huge_text(path):
-    return write_tar(path, [("a.png", png()), ("a.json", b" " * (tar.MOST_TEXT + 1))])
+    return write_tar(path, [("a.png", png()), ("a.json", b" " * (tar.TEXT_BYTES + 1))])
 
 
 def latin_1(path):
