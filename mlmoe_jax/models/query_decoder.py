@@ -23,6 +23,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
+from mlmoe_jax.models.layers.dispatch import record_attention
 from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
@@ -157,63 +158,32 @@ class QueryDecoder(nnx.Module):
         self.layers = nnx.List(DecoderLayer(width, heads, hidden, **settings) for _ in range(decoder_layers))
         self.norm = LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) if self.style.norm else None
 
-    def __call__(
-        self,
-        features: Features,
-        *,
-        extra: Float[ArrayLike, "_ e c"] | None = None,
-        extra_mask: Bool[np.ndarray, "q e"] | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> Float[Array, "#b q d"]:
-        """Return the features of all queries. Every query attends to all of `features.patches`.
+    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> Float[Array, "#b q d"]:
+        """Return the features of all queries. Every query attends to all of `features.patches`."""
+        memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
+        memory, positions, mask = self.extend(memory, positions, features)
+        return self.decode(partition.shard_images(memory), positions, mask=mask, rngs=rngs)
 
-        Args:
-          extra: additional memory tokens, per image or for all images. They are projected like patches but have no
-            positions, and they skip the encoder, which would mix them into the patches.
-          extra_mask: True if a query may attend to an additional token; None = all True.
-        """
-        memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
-        return self.decode(memory, positions, mask=mask, rngs=rngs)
-
-    def attention(
-        self,
-        features: Features,
-        *,
-        extra: Float[ArrayLike, "_ e c"] | None = None,
-        extra_mask: Bool[np.ndarray, "q e"] | None = None,
-    ) -> Float[Array, "b q n"]:
+    def attention(self, features: Features) -> Float[Array, "b q n"]:
         """Return the attention of queries over patches in the last layer, averaged over heads, without dropout.
 
-        A row sums to 1 minus the weights of `extra`. See `__call__` for the arguments.
+        A row sums to 1 minus the weights of the tokens that `extend` adds.
         """
-        memory, positions, mask = self._memory(features, extra, extra_mask, None)
-        tokens, query_positions, keys = self._start(memory, positions)
-        for layer in self.layers[:-1]:
-            tokens = layer(tokens, query_positions, memory, keys, mask=mask)
-        weights = self.layers[-1].weights(tokens, query_positions, keys, mask=mask)
-        return weights.mean(axis=1)[..., : features.patches.shape[1]]
+        with record_attention() as weights:
+            self(features)
+        return weights[-1].mean(axis=1)[..., : features.patches.shape[1]]
 
-    def _memory(
-        self, features: Features, extra: jax.Array | None, extra_mask: np.ndarray | None, rngs: nnx.Rngs | None
+    def extend(
+        self, memory: jax.Array, positions: jax.Array | None, features: Features
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
-        """Return the arguments of `decode`: memory f32[B,T,D], positions or None, and mask bool[Q,T] or None."""
-        memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
-        if extra is None:
-            return partition.shard_images(memory), positions, None
-        patches, extra = memory.shape[1], self._project(extra)
-        extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
-        memory = jnp.concatenate([memory, extra], axis=1)
-        if positions is not None:
-            positions = jnp.pad(positions, ((0, 0), (0, extra.shape[1]), (0, 0)))
-        if extra_mask is not None:
-            extra_mask = np.concatenate([np.ones((extra_mask.shape[0], patches), bool), extra_mask], axis=1)
-        return partition.shard_images(memory), positions, extra_mask
+        """Return the arguments of `decode` for what `encode` has returned. Subclasses add tokens to the memory."""
+        return memory, positions, None
 
     def encode(
         self, tokens: Float[ArrayLike, "b n c"], grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
     ) -> tuple[Float[ArrayLike, "b n d"], Float[ArrayLike, "1 n d"] | None]:
         """Return memory and positions (None = no positions) for `decode`, for patch tokens, row-major over `grid`."""
-        tokens, positions = self._project(tokens), None
+        tokens, positions = self.project_tokens(tokens), None
         if self.style.positions == "once":
             tokens = tokens + detr_positions(grid, self.width)
         elif self.style.positions == "detr":
@@ -281,7 +251,7 @@ class QueryDecoder(nnx.Module):
         decoder_norms = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
         return 4 * self.width * (encoder_norms * tokens + decoder_norms * self.num_queries)
 
-    def _project(self, tokens: jax.Array) -> jax.Array:
+    def project_tokens(self, tokens: jax.Array) -> jax.Array:
         """Return tokens f32[b,T,C] projected to f32[b,T,D], see `Style.relu_projection`."""
         if self.project is not None:
             tokens = self.project(tokens)

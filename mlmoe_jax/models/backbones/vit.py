@@ -21,7 +21,7 @@ from flax import nnx
 from mlmoe_jax.models.contracts import BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
-from mlmoe_jax.models.layers.dispatch import missing_tokens
+from mlmoe_jax.models.layers.dispatch import missing_tokens, record_attention
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import CUBIC, resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -317,7 +317,9 @@ class ViT(nnx.Module):
             cells[CLS] = self._class_tokens(entered, inputs)
         elif CLS in read:
             patches = normed[PATCHES]
-            attention[CLS] = self.pool.weights(patches)
+            with record_attention() as weights:
+                self.pool(patches)
+            attention[CLS] = weights[0].mean(axis=1)
             cells[CLS] = self.pool(patches.reshape(-1, 1, patches.shape[2])).reshape(patches.shape)
         return dataclasses.replace(features, attention=attention, cells=cells)
 
@@ -340,8 +342,9 @@ class ViT(nnx.Module):
         last = self.shape.depth - 1
         sequence = _Sequence(parts, names)
         settings = inputs.settings(last, sequence)
-        weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
-        slices = sequence.slices()
+        with record_attention() as recorded:
+            self.blocks[last](sequence.tokens(), sequence.context(), **settings)
+        weights, slices = recorded[0].mean(axis=1), sequence.slices()
         return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
 
 

@@ -100,13 +100,15 @@ class GroupTokenDecoder(QueryDecoder):
         super().__init__(channels, len(next(iter(group_of.values()))), **settings)
         self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
 
-    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return one feature per label f32[B,K,D] for features with `patches` f32[B,N,C] and `prompts` f32[B,P,C]."""
-        return super().__call__(features, extra=features.prompts, extra_mask=self.visible_prompts.value, rngs=rngs)
-
-    def attention(self, features: Features) -> jax.Array:
-        """Return f32[B,K,N], the attention over patches; a row sums to 1 minus the weights of the prompts."""
-        return super().attention(features, extra=features.prompts, extra_mask=self.visible_prompts.value)
+    def extend(
+        self, memory: jax.Array, positions: jax.Array | None, features: Features
+    ) -> tuple[jax.Array, jax.Array | None, np.ndarray]:
+        """Add the prompts, which are projected like patches, but skip the encoder and have no positions."""
+        prompts, visible = self.project_tokens(features.prompts), self.visible_prompts.value
+        if positions is not None:
+            positions = jnp.pad(positions, ((0, 0), (0, prompts.shape[1]), (0, 0)))
+        mask = np.concatenate([np.ones((len(visible), memory.shape[1]), bool), visible], axis=1)
+        return jnp.concatenate([memory, prompts], axis=1), positions, mask
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         return super().published_macs(tokens, extra + self.visible_prompts.value.shape[1])
