@@ -144,7 +144,7 @@ class Classifier(nnx.Module):
         shape = self.backbone.shape
         layers, extra, patches = shape.published_macs(side, self.prompts)
         layers += sum(adapter.macs(shape.tokens(side, self.prompts)) for adapter in self.adapters.values())
-        head = self.head.published_macs(patches) or (self._head_macs(side), 0)
+        head = self.head.published_macs(patches, self._head_macs(side))
         images = 5 if QUARTERS in self.head.read else 1
         norms = images * shape.norm_macs(side, self.prompts) + self.head.norm_macs(patches)
         return images * layers + head[0], images * extra + head[1], norms

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -230,9 +230,8 @@ class Head(nnx.Module):
         return False
 
     @classmethod
-    @abc.abstractmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        """Build the head of a config, with random weights.
+        """Build the head of a config, with random weights: by default `cls(width, K, **options, rngs=rngs)`.
 
         Args:
           config: the whole config.
@@ -241,6 +240,12 @@ class Head(nnx.Module):
             and no vectors.
           dtype: type of the matmuls; None = float32.
         """
+        return cls(width, len(space.names), **cls.options(config.model.head, dtype), rngs=rngs)
+
+    @classmethod
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
+        """Return the keyword arguments of the constructor that follow from `config.model.head` and `dtype`."""
+        return {}
 
     @abc.abstractmethod
     def __call__(
@@ -254,13 +259,13 @@ class Head(nnx.Module):
           rngs: for dropout in training.
         """
 
-    def published_macs(self, tokens: int) -> tuple[int, int] | None:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return (first count, second count) of multiply-adds per image, as in `BackboneShape.published_macs`.
 
-        `tokens` is the number of patches N. If the result is None, the default, the caller counts all dot products and
-        convolutions in the jaxpr of the head instead.
+        `tokens` is the number of patches N. `counted`, by default the first count, is the number in all dot products
+        and convolutions of the head, which excludes norms.
         """
-        return None
+        return counted, 0
 
     def norm_macs(self, tokens: int) -> int:
         """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""

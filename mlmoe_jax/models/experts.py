@@ -166,8 +166,6 @@ class LabelExperts(nnx.Module):
 
         self.out_width = hidden if kind == "relu_linear" else width
         self.entries = shared + task
-        # multiply-adds per image
-        self.macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
@@ -236,8 +234,6 @@ class Gates(nnx.Module):
         self.kind = kind
         self.per_label = share == "per_label"
         self.labels = labels
-        layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
-        self.macs = labels * layers[kind]  # multiply-adds per image
         if kind == "static":
             rows, metadata = (labels, axes(LABEL, None)) if self.per_label else (1, {})
             self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **metadata)

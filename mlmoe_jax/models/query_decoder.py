@@ -119,6 +119,7 @@ class QueryDecoder(nnx.Module):
     """
 
     read = (PATCHES,)
+    extra = 0  # the number E of tokens that `extend` adds
 
     def __init__(
         self,
@@ -223,27 +224,19 @@ class QueryDecoder(nnx.Module):
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)
 
-    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
-
-        The first count is linear layers and norms (see `norm_macs`), the second count the matmuls of attention.
-        """
-        width = self.width
+    def layer_macs(self, tokens: int) -> int:
+        """Return the multiply-adds per image of linear layers and norms, with N = `tokens` patches."""
         queries = self.num_queries
-        memory = tokens + extra
-        square = width**2
-        feed = 2 * width * self.hidden
-        layers = 0 if self.project is None else memory * self.project.kernel.size
-        layers += queries * self.name_queries.projection.kernel.size if self.by_name else 0
-        layers += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
-        products = len(self.encoder) * 2 * tokens**2 * width
+        memory = tokens + self.extra
+        square = self.width**2
+        feed = 2 * self.width * self.hidden
+        macs = 0 if self.project is None else memory * self.project.kernel.size
+        macs += queries * self.name_queries.projection.kernel.size if self.by_name else 0
+        macs += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
         for layer in self.layers:
-            layers += queries * (2 * square + feed) + memory * 2 * square
-            products += 2 * queries * memory * width
-            if layer.self_attn is not None:
-                layers += 4 * queries * square
-                products += 2 * queries**2 * width
-        return layers, products
+            own = 2 if layer.self_attn is None else 6  # square layers of the queries, beside two of the memory
+            macs += queries * (own * square + feed) + memory * 2 * square
+        return macs
 
     def norm_macs(self, tokens: int) -> int:
         """Return the sum over all norms: 4·N·D per encoder norm, with N = `tokens`, and 4·Q·D per decoder norm."""

@@ -122,7 +122,7 @@ def test_the_linear_path_is_added_to_the_logits_and_starts_at_zero():
     head.pooled.kernel[...], head.pooled.bias[...] = kernel, bias
     added = jax.jit(lambda: head(given).logits)() - expected
     np.testing.assert_allclose(added, given.patches.mean(axis=1) @ kernel + bias, atol=1e-5)
-    assert head.published_macs(15)[0] - plain.published_macs(15)[0] == D * K
+    assert head.published_macs(15, 0)[0] - plain.published_macs(15, 0)[0] == D * K
 
 
 def parameters(make):

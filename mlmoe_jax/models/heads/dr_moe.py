@@ -36,18 +36,7 @@ from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
 
-_DR_MOE = {
-    "expert": "relu_linear",
-    "expert_hidden": 256,
-    "shared_experts": 4,
-    "task_experts": 1,
-    "gate": "mlp",
-    "gate_hidden": 256,
-    "gate_share": "per_label",
-    "classifier": "per_label",
-    "entropy": "maximize",
-}
-# Settings of RoutedExpertsHead by name:
+# Settings of RoutedExpertsHead by name, as far as they differ from the defaults of `config.model.head.routing`:
 #   recommended  DR-MoE with one classifier per label (a shared bias cannot fit the frequencies of all labels) and an
 #                entropy term with the effect that the text describes
 #   literal      as printed: the classifier (DR-MoE, eq. 9) has no label index, and the sign of the entropy term
@@ -55,11 +44,11 @@ _DR_MOE = {
 #   static       `recommended` with gates that do not depend on the image, the ablation of dynamic routing
 #   hsq          the RECONSTRUCTION of HSQ: one linear gate and several task experts per label, feed-forward experts, no
 #                entropy term; depth, widths and numbers of experts are our choice
-SETTINGS: dict[str, dict[str, str | int | float]] = {
-    "recommended": _DR_MOE,
-    "literal": _DR_MOE | {"classifier": "shared", "entropy": "paper"},
-    "static": _DR_MOE | {"gate": "static"},
-    "hsq": _DR_MOE | {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
+SETTINGS: dict[str, dict[str, str | int]] = {
+    "recommended": {},
+    "literal": {"classifier": "shared", "entropy": "paper"},
+    "static": {"gate": "static"},
+    "hsq": {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
 }
 
 
@@ -99,6 +88,7 @@ class GroupTokenDecoder(QueryDecoder):
     ):
         super().__init__(channels, len(next(iter(group_of.values()))), **settings)
         self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
+        self.extra = self.visible_prompts.value.shape[1]
 
     def extend(
         self, memory: jax.Array, positions: jax.Array | None, features: Features
@@ -106,12 +96,9 @@ class GroupTokenDecoder(QueryDecoder):
         """Add the prompts, which are projected like patches, but skip the encoder and have no positions."""
         prompts, visible = self.project_tokens(features.prompts), self.visible_prompts.value
         if positions is not None:
-            positions = jnp.pad(positions, ((0, 0), (0, prompts.shape[1]), (0, 0)))
+            positions = jnp.pad(positions, ((0, 0), (0, self.extra), (0, 0)))
         mask = np.concatenate([np.ones((len(visible), memory.shape[1]), bool), visible], axis=1)
         return jnp.concatenate([memory, prompts], axis=1), positions, mask
-
-    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        return super().published_macs(tokens, extra + self.visible_prompts.value.shape[1])
 
 
 class RoutedExpertsHead(DecoderHead):
@@ -125,7 +112,7 @@ class RoutedExpertsHead(DecoderHead):
     Args:
       decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
         f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
-        `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
+        `layer_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
       routing: a mapping with the keys of `config.model.head.routing`.
       entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
@@ -168,7 +155,6 @@ class RoutedExpertsHead(DecoderHead):
             **options,
         )
         self.classifier = LabelClassifier(self.experts.out_width, labels, share=routing["classifier"], rngs=rngs)
-        self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -222,7 +208,3 @@ class RoutedExpertsHead(DecoderHead):
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         return {LABELS: self.decoder.attention(features)}
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, extra = super().published_macs(tokens)
-        return layers + self._classifier_macs, extra + self.experts.macs + self.gates.macs

@@ -62,6 +62,7 @@ class GroupedClassifier(nnx.Module):
         owner = LABEL if queries == labels else LABEL_GROUP
         self.kernel = nnx.Param(draw(rngs.params(), (queries, width, labels_per_query)), **axes(owner, None, None))
         self.bias = nnx.Param(bias(rngs.params(), (labels,)), **axes(LABEL))
+        self.macs = self.kernel.size  # multiply-adds per image
 
     def __call__(self, features: Float[ArrayLike, "b q d"]) -> Float[Array, "b k"]:
         votes = jnp.einsum("bqd,qdf->bqf", features, self.kernel[...])
@@ -101,9 +102,11 @@ class DecoderHead(Head):
         mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
         return logits + self.pooled(partition.shard_images(mean))
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, products = self.decoder.published_macs(tokens)
-        return layers + (0 if self.pooled is None else self.pooled.kernel.size), products
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
+        """Return the multiply-adds of (linear layers and norms, the matmuls of attention, experts and gates)."""
+        layers = self.decoder.layer_macs(tokens) + self.classifier.macs
+        layers += 0 if self.pooled is None else self.pooled.kernel.size
+        return layers, counted + self.norm_macs(tokens) - layers
 
     def norm_macs(self, tokens: int) -> int:
         return self.decoder.norm_macs(tokens)
@@ -165,7 +168,3 @@ class QueryHead(DecoderHead):
         if self.by_label:
             return {LABELS: weights}
         return {LABELS: jnp.repeat(weights, self.classifier.kernel.shape[-1], axis=1)[:, : self.labels]}
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, products = super().published_macs(tokens)
-        return layers + (self.labels * self.decoder.width if self.by_label else self.classifier.kernel.size), products
