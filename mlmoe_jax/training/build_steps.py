@@ -21,9 +21,8 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.sharding import LabelAxes
-from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import Objective, training_labels
-from mlmoe_jax.training.optim import ema_schedule, make_optimizer, make_schedules
+from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
 # More steps than any warm-up has; shapes and costs of the compiled steps do not depend on the number.
@@ -97,19 +96,6 @@ def build_steps(
     objective = Objective(config.loss, labels)
     optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
-    train_step = make_train_step(
-        parts.definition,
-        objective,
-        optimizer,
-        preprocess,
-        ema_decay=ema_schedule(config.ema),
-        seed=config.seed,
-        mesh=mesh,
-        label_axes=label_axes,
-        accumulate=config.train.accumulate,
-        mixing=make_mixing(config.augment),
-        skips=bool(config.train.skip_nonfinite),
-    )
     return Steps(
         definition=parts.definition,
         num_labels=num_labels,
@@ -120,7 +106,7 @@ def build_steps(
         averages=bool(config.ema.decay),
         objective=objective,
         learning_rate=jax.jit(learning_rate),
-        train_step=train_step,
+        train_step=make_train_step(config, parts.definition, objective, optimizer, preprocess, mesh, label_axes),
         eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes),
     )
 

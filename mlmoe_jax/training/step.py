@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.adapters.prompts import clip_to_bounds
@@ -21,9 +22,9 @@ from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
-from mlmoe_jax.training.mixing import Mixing
+from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
-from mlmoe_jax.training.optim import Schedule, ema_update, global_norm, updates_made
+from mlmoe_jax.training.optim import ema_schedule, ema_update, global_norm, updates_made
 
 
 @jax.tree_util.register_dataclass
@@ -122,37 +123,28 @@ class TrainStep:
 
 
 def make_train_step(
+    config: ConfigDict,
     definition: ModelDef,
     objective: Objective,
     optimizer: optax.GradientTransformation,
     preprocess: Preprocess,
-    *,
-    ema_decay: Schedule,
-    seed: int,
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
-    accumulate: int = 1,
-    mixing: Mixing | None = None,
-    skips: bool = False,
 ) -> TrainStep:
-    """Return the training step. Random numbers depend only on `seed` and the step, so a resumed run repeats them.
+    """Return the training step of a config.
 
-    Args:
-      ema_decay: maps the number of steps taken to the decay of the moving averages.
-      label_axes: as in `sharding.shard_tree` for the state.
-      accumulate: the number of parts into which a batch is split for gradient accumulation. Only the activations of one
-        part are in memory at a time, see `_accumulated`.
-      mixing: a function that mixes the images of the whole batch, see `training.mixing`; None = no mixing.
-      skips: if True, a step whose loss or gradient is not finite changes nothing but the step number. The metrics then
-        include `skipped_steps`, the number of such steps so far.
+    Random numbers depend only on `seed` and the step, so a resumed run repeats them. With `train.accumulate`, only the
+    activations of one part of a batch are in memory at a time, see `_accumulated`. With `train.skip_nonfinite`, a step
+    whose loss or gradient is not finite changes nothing but the step number, and the metrics include `skipped_steps`,
+    the number of such steps so far. `label_axes` are as in `sharding.shard_tree` for the state.
     """
-
+    ema_decay, mixing = ema_schedule(config.ema), make_mixing(config.augment)
     differentiate = _make_differentiate(definition, objective, preprocess, mesh, label_axes)
-    if accumulate > 1:
-        differentiate = _accumulated(differentiate, accumulate, mesh)
+    if config.train.accumulate > 1:
+        differentiate = _accumulated(differentiate, config.train.accumulate, mesh)
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        key = jax.random.fold_in(jax.random.key(config.seed), moving.step)
         moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
         if mixing is not None:
             batch = mixing(batch, jax.random.split(key)[0])  # the model uses the second half
@@ -160,7 +152,7 @@ def make_train_step(
 
         after = moving.updated(gradient, stats, optimizer, ema_decay(moving.step))
         metrics = {**metrics, "gradient_norm": global_norm(gradient)}
-        if skips:
+        if config.train.skip_nonfinite:
             after = _unless_finite(metrics, moving, after)
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics

@@ -14,7 +14,7 @@ from mlmoe_jax.models.attributes import AttributeSoftmax, assign
 from mlmoe_jax.models.calibration import Calibration, probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 COLOR, SIZE = Attribute("color", (0, 3, 5)), Attribute("size", (1, 2))
 SOFTMAX = AttributeSoftmax.of((COLOR, SIZE), 7)
@@ -76,7 +76,7 @@ def test_the_loss_of_values_is_the_cross_entropy_of_known_ones(kind):
     batch = {"label": codes == 1, "label_mask": codes >= 0, "mask": np.ones(3), "id": np.arange(3)}
     batch["label"] = batch["label"].astype(np.float32)
     tree = LabelTree(attributes=(COLOR, SIZE))
-    objectives = [training_objective(config, codes, tree=some) for some in (tree, LabelTree())]
+    objectives = [Objective(config.loss, training_labels(config, codes, tree=some)) for some in (tree, LabelTree())]
     if objectives[0].loss.keeps_values:
         pytest.skip("values per image")
     logits = SOFTMAX(scores)

@@ -21,7 +21,7 @@ from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
 LEVELS = ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5")
@@ -156,7 +156,7 @@ def losses_of(run):
     split = open_split(config.data, "train", seed=config.seed)
     loader = build_loader(config.data, split, batch_size=size, augment=config.augment, seed=config.seed)
     batches = list(itertools.islice(loader, len(split) // size))
-    objective = training_objective(config, split.labels)
+    objective = Objective(config.loss, training_labels(config, split.labels))
 
     @jax.jit
     def loss(values, batch, key):
