@@ -61,7 +61,7 @@ def _gradient_step(run: Run, paths: Sequence[str], labels: LabelMatrix) -> Calla
 
     def loss_of(varied: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | varied
-        prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
+        prediction, _ = apply_model(run, values, batch, key=key)
         return objective(prediction, batch)[0]
 
     def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:

@@ -15,11 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.prepare import Batch, Preprocess
+from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.models.adapters.prompts import clip_to_bounds
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import PlacedModel, apply_model
 from mlmoe_jax.models.losses import LOSS_VALUES
-from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.params import Params
 from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
 from mlmoe_jax.training.mixing import make_mixing
@@ -123,25 +123,19 @@ class TrainStep:
 
 
 def make_train_step(
-    config: ConfigDict,
-    definition: ModelDef,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    preprocess: Preprocess,
-    mesh: Mesh,
-    label_axes: LabelAxes | None = None,
+    config: ConfigDict, placed: PlacedModel, objective: Objective, optimizer: optax.GradientTransformation
 ) -> TrainStep:
     """Return the training step of a config.
 
     Random numbers depend only on `seed` and the step, so a resumed run repeats them. With `train.accumulate`, only the
     activations of one part of a batch are in memory at a time, see `_accumulated`. With `train.skip_nonfinite`, a step
     whose loss or gradient is not finite changes nothing but the step number, and the metrics include `skipped_steps`,
-    the number of such steps so far. `label_axes` are as in `sharding.shard_tree` for the state.
+    the number of such steps so far.
     """
     ema_decay, mixing = ema_schedule(config.ema), make_mixing(config.augment)
-    differentiate = _make_differentiate(definition, objective, preprocess, mesh, label_axes)
+    differentiate = _make_differentiate(placed, objective)
     if config.train.accumulate > 1:
-        differentiate = _accumulated(differentiate, config.train.accumulate, mesh)
+        differentiate = _accumulated(differentiate, config.train.accumulate, placed.mesh)
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.key(config.seed), moving.step)
@@ -157,7 +151,7 @@ def make_train_step(
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
-    return TrainStep(step, mesh, label_axes)
+    return TrainStep(step, placed.mesh, placed.label_axes)
 
 
 def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:
@@ -166,9 +160,7 @@ def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) 
     return jax.tree.map(partial(jnp.where, finite), after, before.replace(step=after.step))
 
 
-def _make_differentiate(
-    definition: ModelDef, objective: Objective, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None
-) -> Differentiate:
+def _make_differentiate(placed: PlacedModel, objective: Objective) -> Differentiate:
     """Return a function that computes the gradient of the loss by the trainable values, as described at
     `Differentiate`.
     """
@@ -176,7 +168,7 @@ def _make_differentiate(
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
             values, loss_values = split_loss_values({**trainable, **frozen, **moving.stats})
-            prediction, stats = apply_model(definition, values, batch, preprocess, mesh, label_axes, key=key)
+            prediction, stats = apply_model(placed, values, batch, key=key)
             loss, parts = objective(prediction, batch, whole, step=moving.step, values=loss_values)
             noted = objective.note(prediction, batch, moving.step, loss_values)
             return loss, ({"loss": loss, **parts}, {**stats, **noted})

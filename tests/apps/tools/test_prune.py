@@ -147,7 +147,8 @@ def searched(config, drawn_parts):
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)
     values = {**parts.trainable, **parts.stats}
-    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 1})
+    placed = {"definition": parts.definition, "preprocess": preprocess_for(config), "mesh": mesh}
+    return Run(config, space, values, parts.frozen, {"step": 1}, **placed)
 
 
 def losses_of(run):
@@ -160,7 +161,7 @@ def losses_of(run):
 
     @jax.jit
     def loss(values, batch, key):
-        prediction, _ = apply_model(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, key=key)
+        prediction, _ = apply_model(run, {**values, **run.frozen}, batch, key=key)
         return objective(prediction, batch)[0]
 
     return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])
