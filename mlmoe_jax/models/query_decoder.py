@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
@@ -75,13 +74,6 @@ STYLES = {
 }
 
 
-def decoder_settings(settings: ConfigDict, channels: int, space: LabelSpace) -> dict[str, Any]:
-    """Return the arguments of QueryDecoder for `config.model.head.decoder`, C = `channels`, and a query per label."""
-    arguments = {key: value for key, value in settings.items() if key != "queries"}
-    names = space.name_vectors
-    return arguments | {"width": settings.width or channels, "names": None if names is None else names.vectors}
-
-
 class NameQueries(nnx.Module):
     """Queries from the vectors t f32[K,d] of the label names, of length 1: relu(W t_k + b), with learned W and b.
 
@@ -102,17 +94,13 @@ class NameQueries(nnx.Module):
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults follow DR-MoE: D = 512, two encoder and two decoder layers, eight heads. Layers are post-norm. Norms,
-    softmax and sums are always float32.
+    Layers are post-norm. Norms, softmax and sums are always float32.
 
     Args:
       num_queries: Q, or K if each label has its own query.
-      style: a key of STYLES.
-      hidden: width of the feed-forward layers.
-      attention_dropout: apply the dropout to attention weights too. The backward pass then stores all attention
-        weights.
+      settings: `config.model.head.decoder`.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
-      names: f32[Q,d], the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
+      names: the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
 
     Raises:
       UserError: the sizes do not fit together.
@@ -125,24 +113,17 @@ class QueryDecoder(nnx.Module):
         self,
         channels: int,
         num_queries: int,
+        settings: ConfigDict,
         *,
-        style: str = "dr_moe",
-        width: int = 512,
-        heads: int = 8,
-        hidden: int = 2048,
-        encoder_layers: int = 2,
-        decoder_layers: int = 2,
-        dropout: float = 0.1,
-        attention_dropout: bool = True,
         owner: str = partition.LABEL,
-        names: np.ndarray | None = None,
+        names: NameVectors | None = None,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
-        self.style = STYLES[style]
-        _check_sizes(width, heads, self.style.positions)
-        self.width = width
-        self.hidden = hidden
+        self.style = STYLES[settings.style]
+        self.width = width = settings.width or channels
+        self.hidden = settings.hidden
+        _check_sizes(width, settings.heads, self.style.positions)
         self.num_queries = num_queries
         projects = self.style.relu_projection or channels != width
         self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
@@ -150,13 +131,14 @@ class QueryDecoder(nnx.Module):
             queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
             self.queries = nnx.Param(queries, **axes(owner, None))
         else:
-            self.name_queries = NameQueries(names, width, dtype=dtype, rngs=rngs)
+            self.name_queries = NameQueries(names.vectors, width, dtype=dtype, rngs=rngs)
         self.by_name = names is not None
-        rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
-        settings = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
-        self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **settings) for _ in range(encoder_layers))
-        settings["self_attention"] = self.style.self_attention
-        self.layers = nnx.List(DecoderLayer(width, heads, hidden, **settings) for _ in range(decoder_layers))
+        rate, sizes = settings.dropout, (width, settings.heads, settings.hidden)
+        rates = {"dropout": rate, "attention_dropout": rate if settings.attention_dropout else 0.0}
+        options = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
+        self.encoder = nnx.List(EncoderLayer(*sizes, **options) for _ in range(settings.encoder_layers))
+        options["self_attention"] = self.style.self_attention
+        self.layers = nnx.List(DecoderLayer(*sizes, **options) for _ in range(settings.decoder_layers))
         self.norm = LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) if self.style.norm else None
 
     def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> Float[Array, "#b q d"]:

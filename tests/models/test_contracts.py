@@ -12,6 +12,7 @@ from flax import nnx
 from helpers.drawn import drawn
 from helpers.name_vectors import drawn_vectors
 from helpers.programs import calls
+from helpers.prompts import WITHOUT_PROMPTS
 from helpers.twins import error
 from jax.sharding import AbstractMesh
 
@@ -249,9 +250,6 @@ class Careless(Head):
 
     def published_macs(self, tokens, counted):
         return 0, 0
-
-
-WITHOUT_PROMPTS = NoPrompts(None, None, dtype=None, rngs=None)
 
 
 class Still(nnx.Module):

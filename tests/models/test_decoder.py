@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.programs import calls
+from helpers.query_heads import decoder_settings
 
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder
 from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, QueryAttention
@@ -51,7 +52,8 @@ def size(params, start) -> int:
 
 
 def test_computation_shared_by_all_images_runs_once(features):
-    definition, params = shapes(lambda: QueryDecoder(C, Q, width=D, heads=2, hidden=6, rngs=nnx.Rngs(0)))
+    settings = decoder_settings(width=D, heads=2, hidden=6)
+    definition, params = shapes(lambda: QueryDecoder(C, Q, settings, rngs=nnx.Rngs(0)))
     run = jax.make_jaxpr(lambda params, tokens: definition.merge(params)(Features(None, None, tokens, GRID)))
     alone = count_macs(run(params, features.patches[:1]).jaxpr)
     attention = 2 * 2 * N**2 * D + 2 * 2 * Q * (N + Q) * D  # of two encoder and two decoder layers
@@ -63,8 +65,8 @@ def test_computation_shared_by_all_images_runs_once(features):
 
 def test_prompts_join_the_memory_without_positions(features):
     groups = {"co": [0] * Q}  # one group, whose prompts all labels see
-    options = {"width": D, "heads": 2, "hidden": 6, "encoder_layers": 1, "style": "q2l"}
-    model = filled(lambda: GroupTokenDecoder(C, groups, groups=1, per_group=E, rngs=nnx.Rngs(0), **options))
+    settings = decoder_settings(width=D, heads=2, hidden=6, encoder_layers=1, style="q2l")
+    model = filled(lambda: GroupTokenDecoder(C, groups, settings, groups=1, per_group=E, rngs=nnx.Rngs(0)))
     prompted = replace(features, prompts=draw(B, E, C, seed=2))
     memory, positions = jax.jit(lambda: model.encode(features.patches, GRID))()
     assert memory.shape == (B, N, D)

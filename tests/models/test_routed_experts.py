@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.programs import calls
+from helpers.query_heads import decoder_settings
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.models.experts import EXPERTS, Gates, LabelExperts, gate_entropy
@@ -128,14 +129,15 @@ def test_gradients_reach_every_parameter(features, settings):
 
 
 def test_static_gates_start_equal(features):
-    gates = Gates(D, K, 4, kind="static", rngs=nnx.Rngs(0))
+    gates = Gates(D, K, 4, DEFAULTS | {"gate": "static"}, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(gates(features.patches), np.full((1, K, 4), 1 / 4), rtol=1e-6)
 
 
 def test_a_bank_is_one_matrix_product_per_layer(features):
     """One for the shared bank and one for the task bank, for all sizes."""
-    experts = lambda: LabelExperts(D, K, kind="ffn", hidden=6, shared=2, task=3, rngs=nnx.Rngs(0))  # noqa: E731
-    gates = lambda: Gates(D, K, 4, hidden=7, rngs=nnx.Rngs(0))  # noqa: E731
+    routing = {**DEFAULTS, **SMALL, "expert": "ffn"}
+    experts = lambda: LabelExperts(D, K, routing, rngs=nnx.Rngs(0))  # noqa: E731
+    gates = lambda: Gates(D, K, 4, routing, rngs=nnx.Rngs(0))  # noqa: E731
     for build, products in ((experts, 4), (gates, 2)):
         definition, params, _ = ModelDef.split(nnx.eval_shape(build))
         program = jax.make_jaxpr(lambda params, d=definition: d.merge(params)(features.patches))(params)
@@ -156,11 +158,11 @@ def test_entropy_of_two_gates(features):
 
 # ------------------------------------------------------------------------------------------------ settings, counts
 def dr_moe(labels):
-    return nnx.eval_shape(
-        lambda: RoutedExpertsHead(
-            QueryDecoder(2048, labels, rngs=nnx.Rngs(0)), 512, labels, DEFAULTS | SETTINGS["literal"], rngs=nnx.Rngs(0)
-        )
-    )
+    def build():
+        decoder = QueryDecoder(2048, labels, decoder_settings(), rngs=nnx.Rngs(0))
+        return RoutedExpertsHead(decoder, 512, labels, DEFAULTS | SETTINGS["literal"], rngs=nnx.Rngs(0))
+
+    return nnx.eval_shape(build)
 
 
 def rows(module):

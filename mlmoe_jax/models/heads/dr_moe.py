@@ -31,7 +31,7 @@ from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.heads.query import DecoderHead, pooled_channels
 from mlmoe_jax.models.layers.initializers import Constant, Dtype
 from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
-from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
@@ -84,9 +84,16 @@ class GroupTokenDecoder(QueryDecoder):
     read = (PROMPTS, PATCHES)
 
     def __init__(
-        self, channels: int, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, **settings: Any
+        self,
+        channels: int,
+        group_of: Mapping[str, Sequence[int]],
+        settings: ConfigDict,
+        *,
+        groups: int,
+        per_group: int,
+        **options: Any,
     ):
-        super().__init__(channels, len(next(iter(group_of.values()))), **settings)
+        super().__init__(channels, len(next(iter(group_of.values()))), settings, **options)
         self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
         self.extra = self.visible_prompts.value.shape[1]
 
@@ -136,39 +143,23 @@ class RoutedExpertsHead(DecoderHead):
         self.entropy = routing["entropy"]
         self.entropy_weight = entropy_weight
         options = {"dtype": dtype, "rngs": rngs}
-        self.experts = LabelExperts(
-            width,
-            labels,
-            kind=routing["expert"],
-            hidden=routing["expert_hidden"],
-            shared=routing["shared_experts"],
-            task=routing["task_experts"],
-            **options,
-        )
-        self.gates = Gates(
-            width,
-            labels,
-            self.experts.entries,
-            kind=routing["gate"],
-            hidden=routing["gate_hidden"],
-            share=routing["gate_share"],
-            **options,
-        )
+        self.experts = LabelExperts(width, labels, routing, **options)
+        self.gates = Gates(width, labels, self.experts.entries, routing, **options)
         self.classifier = LabelClassifier(self.experts.out_width, labels, share=routing["classifier"], rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts = config.model.prompts
         labels = len(space.names)
-        settings = decoder_settings(config.model.head.decoder, width, space) | {"dtype": dtype, "rngs": rngs}
+        settings, options = config.model.head.decoder, {"dtype": dtype, "rngs": rngs}
+        named = options | {"names": space.name_vectors}
         if prompts_class(config).uses_groups:
-            group_of = side_groups(prompts, space)
             sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group}
-            decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
+            decoder = GroupTokenDecoder(width, side_groups(prompts, space), settings, **sizes, **named)
         else:
-            decoder = QueryDecoder(width, labels, **settings)
-        options = {"pooled": pooled_channels(config, width), "dtype": dtype, "rngs": rngs}
-        return cls(decoder, decoder.width, labels, config.model.head.routing, **options)
+            decoder = QueryDecoder(width, labels, settings, **named)
+        pooled = pooled_channels(config, width)
+        return cls(decoder, decoder.width, labels, config.model.head.routing, pooled=pooled, **options)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
-from mlmoe_jax.models.query_decoder import FIXED_QUERIES, STYLES, QueryDecoder, decoder_settings
+from mlmoe_jax.models.query_decoder import FIXED_QUERIES, STYLES, QueryDecoder
 
 # The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from the authors' code for ResNet-101.
 # The width is the width of the backbone.
@@ -144,8 +144,8 @@ class QueryHead(DecoderHead):
         settings = config.model.head.decoder
         labels = len(space.names)
         queries = min(settings.queries or labels, labels)
-        arguments = decoder_settings(settings, width, space) | {"owner": LABEL if queries == labels else LABEL_GROUP}
-        decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
+        options = {"owner": LABEL if queries == labels else LABEL_GROUP, "names": space.name_vectors, "dtype": dtype}
+        decoder = QueryDecoder(width, queries, settings, **options, rngs=rngs)
         # Initial values are as in Q2L, or as in ML-Decoder if queries are fixed.
         classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
         if decoder.by_name:
