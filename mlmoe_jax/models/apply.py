@@ -26,13 +26,13 @@ class PlacedModel:
 
     Attributes:
       preprocess: what happens to images before the model.
-      mesh: None = no sharding.
+      mesh: it is None only in a program that is exported, which has no sharding.
       label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
     """
 
     definition: ModelDef
     preprocess: Preprocess
-    mesh: Mesh | None
+    mesh: Mesh
     label_axes: LabelAxes | None = None
 
 

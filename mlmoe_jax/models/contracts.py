@@ -231,6 +231,9 @@ class Head(nnx.Module):
     unknown_labels: str = ""
     """A warning about the treatment of unknown labels in training, if they are not only excluded from the loss."""
 
+    def __init__(self, width: int, labels: int, **options: Any):
+        """Create no parameters. A subclass that overrides `from_config` may have a constructor with other arguments."""
+
     @classmethod
     def mixes_labels(cls, config: ConfigDict) -> bool:
         """Return whether the score of a label depends on which other labels there are; False by default."""
