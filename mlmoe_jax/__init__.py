@@ -322,13 +322,13 @@ def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[
     Raises:
       UserError: the loss needs `labels`, and they are None.
     """
-    from mlmoe_jax.training.objective import Objective, training_objective
+    from mlmoe_jax.training.objective import Objective, training_labels
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
         raise UserError("loss.positive_weight=0 weights positives by the training labels; pass the labels to make_loss")
     if config.loss.prior:
         raise UserError("loss.prior is by names of labels, which make_loss does not know; leave it empty")
-    objective = Objective(config.loss) if labels is None else training_objective(config, labels)
+    objective = Objective(config.loss, None if labels is None else training_labels(config, labels))
     return lambda prediction, batch, step=0: objective(prediction, batch, step=step)[0]
 
 

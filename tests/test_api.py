@@ -291,13 +291,13 @@ def test_batches_are_shuffled_and_augmented_in_training_only(page):
 
 @pytest.mark.slow
 def test_the_loss_is_that_of_the_training(page):
-    from mlmoe_jax.training.objective import training_objective
+    from mlmoe_jax.training.objective import Objective, training_labels
 
     recipe, split = mm.load_config("linear_probe:dataset=digits", {"loss.kind": "bce"}), page["split"]
     batch = next(mm.load_batches(recipe, split, batch_size=2))
     prediction = page["restored"](page["inputs"][:2])
     recipe.loss.positive_weight = 3.0
-    expected = training_objective(recipe, split.labels)(prediction, batch)[0]
+    expected = Objective(recipe.loss, training_labels(recipe, split.labels))(prediction, batch)[0]
     assert mm.make_loss(recipe)(prediction, batch) == expected
     recipe.loss.positive_weight = 0.0
     balanced = mm.make_loss(recipe, split.labels)(prediction, batch)

@@ -62,7 +62,7 @@ def rates(predictor: Predictor, images: Images) -> dict[str, float]:
     rows = range(len(images) // size * size)
     reading = rate(build_loader(data, split, batch_size=size, labels=False, rows=rows), size)
     batch = shard_batch(next(build_loader(data, split, batch_size=size, labels=False)), run.mesh)
-    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    step = make_eval_step(run)
     computing = rate((jax.device_get(step(run.values, run.frozen, batch)) for _ in range(len(rows) // size)), size)
     results = predictor.label_rows(images, rows, batch_size=size)
     both = rate(itertools.islice(results, size - 1, None, size), size)

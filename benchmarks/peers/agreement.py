@@ -20,11 +20,11 @@ import numpy as np
 from measured_model import config_of, random_batch
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import PlacedModel, apply_model
 from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 TESTS = Path(__file__).parents[2] / "tests"
 
@@ -82,11 +82,12 @@ def _differentiated(case: dict[str, Any], fill: Callable[[Parts], Parts]) -> tup
     config = config_of(case)
     config.model.matmul_precision = case.get("precision", "default")
     parts = fill(abstract_parts(config, synthetic_label_space(case["labels"], config.model.prompts.num_groups)))
-    objective = training_objective(config, np.zeros((1, case["labels"]), np.int8))
+    objective = Objective(config.loss, training_labels(config, np.zeros((1, case["labels"]), np.int8)))
     preprocess = preprocess_for(config)
+    placed = PlacedModel(definition=parts.definition, preprocess=preprocess, mesh=None)
 
     def loss_of(trainable: Any, others: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        prediction, _ = apply_model(parts.definition, {**trainable, **others}, batch, preprocess, None)
+        prediction, _ = apply_model(placed, {**trainable, **others}, batch)
         return objective(prediction, batch)[0], prediction.logits
 
     batch = random_batch(case["batch"], preprocess.image_size, case["labels"])

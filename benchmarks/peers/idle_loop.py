@@ -44,8 +44,8 @@ def train(workdir: str, steps: int, wait: float) -> int:
         one = jax.pure_callback(pause, jax.ShapeDtypeStruct((), jnp.float32)) if wait else jnp.float32(1)
         return moving.replace(step=moving.step + 1), {"loss": one, "gradient_norm": one}
 
-    def idle_step(*_, mesh, label_axes, **__):
-        return TrainStep(nothing, mesh, label_axes)
+    def idle_step(config, placed, *_):
+        return TrainStep(nothing, placed.mesh, placed.label_axes)
 
     def same_batch(*arguments, read=experiment.training_batches, **options):
         return itertools.repeat(next(iter(read(*arguments, **options))))

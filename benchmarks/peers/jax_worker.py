@@ -137,7 +137,8 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
     axes = label_axes_for(parts.definition, case["labels"], mesh)
     values, frozen = shard_tree(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
     definition = evaluated_definition(config, parts, space)
-    run = Run(config, space, preprocess_for(config), definition, values, frozen, mesh, axes, {"step": 0})
+    placed = {"definition": definition, "preprocess": preprocess_for(config), "mesh": mesh, "label_axes": axes}
+    run = Run(config, space, values, frozen, {"step": 0}, **placed)
     predictor, content = Predictor(run, dict.fromkeys(space.names, 0.5)), protocol.encoded_image()
     began = time.perf_counter()
     predictor(content)

@@ -81,7 +81,7 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     status(f"results go to {folder / RESULTS}")
-    eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    eval_step = make_eval_step(run)
     scored = {}
     names = dict.fromkeys(config.data.test_splits)
     splits = [run.open_split(name) for name in names]

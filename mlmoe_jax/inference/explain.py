@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from PIL import Image
 
@@ -36,32 +35,29 @@ from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.prepare import Batch, Preprocess
+from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates
-from mlmoe_jax.models.apply import apply_model, jit_step
+from mlmoe_jax.models.apply import PlacedModel, apply_model, jit_step
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import LABELS, PROMPTS
-from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.formats import UNPACKED_BYTES, dump_json
 from mlmoe_jax.runtime.progress import megabytes, status
-from mlmoe_jax.runtime.sharding import LabelAxes
 
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 IMAGES_PER_DEVICE = 8  # in a batch: attention maps of many labels are large
 THUMBNAIL_QUALITY = 85  # of JPEG
 
 
-def make_explain_step(
-    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
-) -> Callable[[Params, Params, Batch], dict[str, Any]]:
+def make_explain_step(placed: PlacedModel) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return a compiled step that computes predictions with attention maps.
 
     It maps (values, frozen, batch) to a dict with `prediction`, a `Prediction` with `attention` and `grid`, and with
@@ -70,10 +66,10 @@ def make_explain_step(
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         values = {**values, **frozen}
-        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
+        prediction, _ = apply_model(placed, values, batch, return_attention=True)
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
-    return jit_step(step, mesh)
+    return jit_step(step, placed.mesh)
 
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
@@ -141,7 +137,7 @@ class Explained(NamedTuple):
 
 def explain_images(run: Run, split: Split) -> Explained:
     """Compute the explanations of all readable images of a split; UserError if there is none."""
-    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    step = make_explain_step(run)
     batches = run_batches(
         lambda batch: _transferred(step(run.values, run.frozen, batch)),
         build_loader(

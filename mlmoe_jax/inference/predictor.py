@@ -105,8 +105,7 @@ class Predictor:
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
         self._data.update(plan_for_few_images(self._data.threads, self._data.workers))
-        parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
-        self._steps = [make_eval_step(*parts), make_eval_step(*parts, returns=["gates"])]  # without and with gates
+        self._steps = [make_eval_step(run), make_eval_step(run, returns=["gates"])]  # without and with gates
 
     @classmethod
     def from_run(cls, workdir: PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
@@ -278,7 +277,7 @@ class Predictor:
         `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run
-        step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, returns=["features"])
+        step = make_eval_step(run, returns=["features"])
         for output in self._all_outputs(step, unlabeled(_as_images(images)), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]

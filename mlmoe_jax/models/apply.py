@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,13 +20,26 @@ from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlacedModel:
+    """The structure of a model, and the mesh on which its values are placed.
+
+    Attributes:
+      preprocess: what happens to images before the model.
+      mesh: it is None only in a program that is exported, which has no sharding.
+      label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
+    """
+
+    definition: ModelDef
+    preprocess: Preprocess
+    mesh: Mesh
+    label_axes: LabelAxes | None = None
+
+
 def apply_model(
-    definition: ModelDef,
+    placed: PlacedModel,
     values: Params,
     batch: Batch,
-    preprocess: Preprocess,
-    mesh: Mesh | None,
-    label_axes: LabelAxes | None = None,
     *,
     key: jax.Array | None = None,
     return_attention: bool = False,
@@ -37,11 +50,9 @@ def apply_model(
     therefore equal for all of them.
 
     Args:
-      values: all values of the model, placed on `mesh` with `label_axes`.
+      values: all values of the model, placed as `placed` says.
       batch: a batch of `data.pipeline`. If it has cached features instead of `image`, the backbone is not applied.
         `label` is needed only with `key`.
-      mesh: None = no sharding.
-      label_axes: axes of the values that are sharded by label.
       key: None for evaluation. With a key the model is in training mode: all random numbers are drawn from the key, and
         heads that learn from the labels read `batch["label"]`.
       return_attention: include attention maps in the prediction.
@@ -49,13 +60,14 @@ def apply_model(
     Returns:
       The prediction, and the batch statistics {path: value} after the forward pass.
     """
-    model = definition.merge(remove_padding(values, label_axes))
+    definition, preprocess = placed.definition, placed.preprocess
+    model = definition.merge(remove_padding(values, placed.label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
     if key is not None:
         _, model_key = jax.random.split(key)  # the first half mixes the batch, see training.step
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
-    with partition.use_mesh(mesh):
+    with partition.use_mesh(placed.mesh):
         if CELLS in batch:
             prediction = classify_mosaics(model, preprocess(batch["image"]), batch, rngs=options["rngs"])
         elif "image" in batch:
@@ -75,30 +87,24 @@ def average_logits(prediction: Prediction, mirrored: Prediction, softmax: Attrib
 
 
 def make_eval_step(
-    definition: ModelDef,
-    preprocess: Preprocess,
-    mesh: Mesh,
-    label_axes: LabelAxes | None = None,
-    *,
-    returns: Collection[str] = (),
+    placed: PlacedModel, *, returns: Collection[str] = ()
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the jitted step for evaluation and prediction, step(values, frozen, batch).
 
     `values` are the trainable parameters and the batch statistics, `frozen` are the frozen parameters, and `batch` is a
-    batch of `data.pipeline`. `label_axes` are the axes of the values that are sharded by label. The step returns a
-    dictionary with `logits` f32[B,K], with `id` and `mask` of the batch, and with the fields `returns` of Prediction,
-    such as the gates {name: f32[B or 1,K,E]}. Features and maps need a batch of images. Every process receives the
-    results of the global batch.
+    batch of `data.pipeline`. The step returns a dictionary with `logits` f32[B,K], with `id` and `mask` of the batch,
+    and with the fields `returns` of Prediction, such as the gates {name: f32[B or 1,K,E]}. Features and maps need a
+    batch of images. Every process receives the results of the global batch.
     """
     explains = not {"gates"}.issuperset(returns)
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         values = {**values, **frozen}
-        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=explains)
+        prediction, _ = apply_model(placed, values, batch, return_attention=explains)
         outputs = {name: getattr(prediction, name) for name in ("logits", *returns)}
         return {**outputs, "id": batch["id"], "mask": batch["mask"]}
 
-    return jit_step(step, mesh)
+    return jit_step(step, placed.mesh)
 
 
 def make_feature_step(

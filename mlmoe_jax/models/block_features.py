@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 
 import jax
 
 from mlmoe_jax.models.backbones.vit import ViT
+from mlmoe_jax.models.layers.dispatch import record_attention
 from mlmoe_jax.models.outputs import CLS, PATCHES, Features
 
 
@@ -40,12 +42,13 @@ def block_features(
     rotary = backbone.rotary(grid)
     features = {}
     for index in range(max(blocks, default=-1) + 1):
-        attention = {}
-        if return_attention and index in blocks:
-            weights = backbone.blocks[index].weights(tokens, rotary=rotary).mean(axis=1)[..., leading:]
+        explains, attention = return_attention and index in blocks, {}
+        with record_attention() if explains else contextlib.nullcontext(()) as recorded:
+            tokens = backbone.blocks[index](tokens, rotary=rotary)
+        for weights in recorded:
+            weights = weights.mean(axis=1)[..., leading:]
             attention[PATCHES] = weights[:, leading:]
             attention |= {CLS: weights[:, :1]} if backbone.shape.class_token else {}
-        tokens = backbone.blocks[index](tokens, rotary=rotary)
         if index in blocks:
             read = backbone.norm(tokens) if norm else tokens
             cls = read[:, 0] if backbone.shape.class_token else None

@@ -41,7 +41,7 @@ class Classifier(nnx.Module):
     def __init__(
         self,
         backbone: Backbone,
-        prompts: Adapter | None,
+        prompts: Adapter,
         head: Head,
         *,
         final_norm: bool,
@@ -83,7 +83,7 @@ class Classifier(nnx.Module):
         batch, quartered = image.shape[0], QUARTERS in self.head.read
         with self._computing():
             image = image_and_quarters(image) if quartered else image
-            adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
+            adapters = (self.prompts, *self.adapters.values())
             prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
             prompts = [value for value in prompts if value is not None]
             if len(prompts) > 1:
@@ -143,8 +143,9 @@ class Classifier(nnx.Module):
         """
         shape = self.backbone.shape
         layers, extra, patches = shape.published_macs(side, self.prompts)
-        layers += sum(adapter.macs(shape.tokens(side, self.prompts)) for adapter in self.adapters.values())
-        head = self.head.published_macs(patches) or (self._head_macs(side), 0)
+        tokens = shape.tokens(side, self.prompts)
+        layers += sum(adapter.macs(tokens) for adapter in (self.prompts, *self.adapters.values()))
+        head = self.head.published_macs(patches, self._head_macs(side))
         images = 5 if QUARTERS in self.head.read else 1
         norms = images * shape.norm_macs(side, self.prompts) + self.head.norm_macs(patches)
         return images * layers + head[0], images * extra + head[1], norms
@@ -222,7 +223,6 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_class(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
     adapters = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
-    adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone.name, prompts=PROMPTS in head.read)
     return Classifier(
         backbone,

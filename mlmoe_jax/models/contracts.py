@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,7 @@ class BackboneShape(abc.ABC):
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    takes_adapters = False  # whether the backbone accepts `Prompts` and `Deltas`; the next four are needed only then
-    tokens: Callable[[int, nnx.Module | None], int]  # (side of the image, prompts) -> the number of tokens in a block
+    takes_adapters = False  # whether the backbone accepts `Prompts` and `Deltas`; the next three are needed only then
     depth: int  # the number of blocks
     heads: int  # of the attention of a block
     layers: Mapping[str, Layer]  # the linear layers and norms that take deltas, by name
@@ -110,7 +109,11 @@ class BackboneShape(abc.ABC):
         """Return rules (regex of paths, False) that freeze parameters; they precede `config.trainable`."""
         return (self.batch_norm_rule,) if self.batch_norm_rule and batch_norm == "frozen" else ()
 
-    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
+    def tokens(self, side: int, prompts: Adapter) -> int:
+        """Return the number of tokens in a block, for images of `side` × `side` pixels; 0 without such blocks."""
+        return 0
+
+    def published_macs(self, side: int, prompts: Adapter) -> tuple[int, int, int]:
         """Return (first count, second count, number of patch tokens N) for one image of `side` × `side` pixels.
 
         The counts are multiply-adds. The first covers the layers that the prompt-tuning papers include in their
@@ -121,7 +124,7 @@ class BackboneShape(abc.ABC):
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
         return layers + self.norm_macs(side, prompts), 0, math.prod(features.grid)
 
-    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+    def norm_macs(self, side: int, prompts: Adapter) -> int:
         """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""
         return 0
 
@@ -135,6 +138,10 @@ class Adapter(nnx.Module):
     `model.adapters` adds an adapter, with paths below `adapters/NAME/`.
     """
 
+    count: int = 0
+    """The number of prompts in a block."""
+    key_values: int = 0
+    """The number of additional keys and values in a block."""
     changes_features: bool = True
     """Whether the features of the backbone change; False only for `none`."""
     uses_groups: bool = False
@@ -151,8 +158,8 @@ class Adapter(nnx.Module):
         """Create no parameters. A subclass that overrides `from_config` may have a constructor with other arguments."""
 
     @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
-        """Build the adapter for a backbone, with initial values; None if it changes nothing.
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
+        """Build the adapter for a backbone, with initial values.
 
         `settings` is `model.prompts` or `model.adapters.NAME`, and the backbone `takes_adapters`. By default, all
         arguments are passed to the constructor.
@@ -224,15 +231,17 @@ class Head(nnx.Module):
     unknown_labels: str = ""
     """A warning about the treatment of unknown labels in training, if they are not only excluded from the loss."""
 
+    def __init__(self, width: int, labels: int, **options: Any):
+        """Create no parameters. A subclass that overrides `from_config` may have a constructor with other arguments."""
+
     @classmethod
     def mixes_labels(cls, config: ConfigDict) -> bool:
         """Return whether the score of a label depends on which other labels there are; False by default."""
         return False
 
     @classmethod
-    @abc.abstractmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        """Build the head of a config, with random weights.
+        """Build the head of a config, with random weights: by default `cls(width, K, **options, rngs=rngs)`.
 
         Args:
           config: the whole config.
@@ -241,6 +250,12 @@ class Head(nnx.Module):
             and no vectors.
           dtype: type of the matmuls; None = float32.
         """
+        return cls(width, len(space.names), **cls.options(config.model.head, dtype), rngs=rngs)
+
+    @classmethod
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
+        """Return the keyword arguments of the constructor that follow from `config.model.head` and `dtype`."""
+        return {}
 
     @abc.abstractmethod
     def __call__(
@@ -254,13 +269,13 @@ class Head(nnx.Module):
           rngs: for dropout in training.
         """
 
-    def published_macs(self, tokens: int) -> tuple[int, int] | None:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return (first count, second count) of multiply-adds per image, as in `BackboneShape.published_macs`.
 
-        `tokens` is the number of patches N. If the result is None, the default, the caller counts all dot products and
-        convolutions in the jaxpr of the head instead.
+        `tokens` is the number of patches N. `counted`, by default the first count, is the number in all dot products
+        and convolutions of the head, which excludes norms.
         """
-        return None
+        return counted, 0
 
     def norm_macs(self, tokens: int) -> int:
         """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""

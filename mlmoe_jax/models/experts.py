@@ -8,8 +8,9 @@ Axes: b batch, d width, k labels, s shared experts, t task experts per label, e 
 width of an expert; p prompts, g groups, m experts per group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,26 +138,15 @@ class LabelExperts(nnx.Module):
     The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T;
     those at index k are applied only to the feature of label k. DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4).
 
-    Args:
-      kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so the output width O is
-        `hidden`. `ffn` is the feed-forward network that the text of DR-MoE describes: hidden width `hidden`, output
-        width O = `width`. `ffn_relu` is `ffn` with the printed outer ReLU.
-      shared: S, which may be 0.
-      task: T, which may be 0.
+    `routing` has the keys of `config.model.head.routing`: `shared_experts` and `task_experts` are S and T, which may be
+    0. With `expert=relu_linear`, as printed in DR-MoE, eq. 3–4, an expert is one layer of `expert_hidden` outputs, the
+    output width O. With `ffn`, as its text describes, it is a feed-forward network of this hidden width, with O =
+    `width`. `ffn_relu` is `ffn` with the printed outer ReLU.
     """
 
-    def __init__(
-        self,
-        width: int,
-        labels: int,
-        *,
-        kind: str = "relu_linear",
-        hidden: int = 256,
-        shared: int = 4,
-        task: int = 1,
-        dtype: Dtype = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, width: int, labels: int, routing: Mapping[str, Any], *, dtype: Dtype = None, rngs: nnx.Rngs):
+        kind, hidden = routing["expert"], routing["expert_hidden"]
+        shared, task = routing["shared_experts"], routing["task_experts"]
 
         def expert(rngs: nnx.Rngs) -> nnx.Module:
             return EXPERTS[kind](width, hidden, dtype=dtype, rngs=rngs)
@@ -166,8 +156,6 @@ class LabelExperts(nnx.Module):
 
         self.out_width = hidden if kind == "relu_linear" else width
         self.entries = shared + task
-        # multiply-adds per image
-        self.macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
@@ -210,11 +198,10 @@ class Gates(nnx.Module):
     The weights of label i are w_i = softmax(G_i(h_i)), where h_i is the feature of the label and G_i is its gate. The
     experts are in the order [shared 1…S, task 1…T].
 
-    Args:
-      kind: `mlp` (DR-MoE) and `linear` (as in the text of HSQ) read the feature of the label. `static`, the ablation in
-        DR-MoE, has free logits, which start at 0 and do not depend on the image.
-      share: `per_label` has one gate per label, as the subscript of G_i indicates; every parameter has a leading axis
-        K. `shared` has one gate for all labels.
+    `routing` has the keys of `config.model.head.routing`. The gates `mlp` (DR-MoE) and `linear` (as in the text of HSQ)
+    read the feature of the label. `static`, the ablation in DR-MoE, has free logits, which start at 0 and do not depend
+    on the image. With `gate_share=per_label`, there is one gate per label, as the subscript of G_i indicates, and every
+    parameter has a leading axis K. With `shared`, there is one gate for all labels.
     """
 
     def __init__(
@@ -222,23 +209,20 @@ class Gates(nnx.Module):
         width: int,
         labels: int,
         entries: int,
+        routing: Mapping[str, Any],
         *,
-        kind: str = "mlp",
-        hidden: int = 256,
-        share: str = "per_label",
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
+        self.kind = routing["gate"]
+        self.per_label = routing["gate_share"] == "per_label"
+        self.labels = labels
+        hidden = routing["gate_hidden"] if self.kind == "mlp" else None
 
         def gate(rngs: nnx.Rngs) -> Gate:
-            return Gate(width, entries, hidden=hidden if kind == "mlp" else None, dtype=dtype, rngs=rngs)
+            return Gate(width, entries, hidden=hidden, dtype=dtype, rngs=rngs)
 
-        self.kind = kind
-        self.per_label = share == "per_label"
-        self.labels = labels
-        layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
-        self.macs = labels * layers[kind]  # multiply-adds per image
-        if kind == "static":
+        if self.kind == "static":
             rows, metadata = (labels, axes(LABEL, None)) if self.per_label else (1, {})
             self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **metadata)
         else:

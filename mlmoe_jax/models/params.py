@@ -42,8 +42,10 @@ class ModelDef:
         """
         graphdef = nnx.graphdef(model)
         variables = named_variables(model)
-        params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
-        stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
+        params, stats = (
+            {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, kind)}
+            for kind in (nnx.Param, nnx.BatchStat)
+        )
         if other := set(variables) - set(params) - set(stats):
             raise ValueError(f"a model holds parameters and batch statistics only, not {sorted(other)}")
         shapes = {

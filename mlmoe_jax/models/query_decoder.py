@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.name_vectors import NameVectors
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
+from mlmoe_jax.models.layers.dispatch import record_attention
 from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
@@ -74,13 +74,6 @@ STYLES = {
 }
 
 
-def decoder_settings(settings: ConfigDict, channels: int, space: LabelSpace) -> dict[str, Any]:
-    """Return the arguments of QueryDecoder for `config.model.head.decoder`, C = `channels`, and a query per label."""
-    arguments = {key: value for key, value in settings.items() if key != "queries"}
-    names = space.name_vectors
-    return arguments | {"width": settings.width or channels, "names": None if names is None else names.vectors}
-
-
 class NameQueries(nnx.Module):
     """Queries from the vectors t f32[K,d] of the label names, of length 1: relu(W t_k + b), with learned W and b.
 
@@ -101,46 +94,36 @@ class NameQueries(nnx.Module):
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults follow DR-MoE: D = 512, two encoder and two decoder layers, eight heads. Layers are post-norm. Norms,
-    softmax and sums are always float32.
+    Layers are post-norm. Norms, softmax and sums are always float32.
 
     Args:
       num_queries: Q, or K if each label has its own query.
-      style: a key of STYLES.
-      hidden: width of the feed-forward layers.
-      attention_dropout: apply the dropout to attention weights too. The backward pass then stores all attention
-        weights.
+      settings: `config.model.head.decoder`.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
-      names: f32[Q,d], the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
+      names: the vectors of the names of the labels, for NameQueries; None = the queries are parameters.
 
     Raises:
       UserError: the sizes do not fit together.
     """
 
     read = (PATCHES,)
+    extra = 0  # the number E of tokens that `extend` adds
 
     def __init__(
         self,
         channels: int,
         num_queries: int,
+        settings: ConfigDict,
         *,
-        style: str = "dr_moe",
-        width: int = 512,
-        heads: int = 8,
-        hidden: int = 2048,
-        encoder_layers: int = 2,
-        decoder_layers: int = 2,
-        dropout: float = 0.1,
-        attention_dropout: bool = True,
         owner: str = partition.LABEL,
-        names: np.ndarray | None = None,
+        names: NameVectors | None = None,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
-        self.style = STYLES[style]
-        _check_sizes(width, heads, self.style.positions)
-        self.width = width
-        self.hidden = hidden
+        self.style = STYLES[settings.style]
+        self.width = width = settings.width or channels
+        self.hidden = settings.hidden
+        _check_sizes(width, settings.heads, self.style.positions)
         self.num_queries = num_queries
         projects = self.style.relu_projection or channels != width
         self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
@@ -148,72 +131,42 @@ class QueryDecoder(nnx.Module):
             queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
             self.queries = nnx.Param(queries, **axes(owner, None))
         else:
-            self.name_queries = NameQueries(names, width, dtype=dtype, rngs=rngs)
+            self.name_queries = NameQueries(names.vectors, width, dtype=dtype, rngs=rngs)
         self.by_name = names is not None
-        rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
-        settings = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
-        self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **settings) for _ in range(encoder_layers))
-        settings["self_attention"] = self.style.self_attention
-        self.layers = nnx.List(DecoderLayer(width, heads, hidden, **settings) for _ in range(decoder_layers))
+        rate, sizes = settings.dropout, (width, settings.heads, settings.hidden)
+        rates = {"dropout": rate, "attention_dropout": rate if settings.attention_dropout else 0.0}
+        options = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
+        self.encoder = nnx.List(EncoderLayer(*sizes, **options) for _ in range(settings.encoder_layers))
+        options["self_attention"] = self.style.self_attention
+        self.layers = nnx.List(DecoderLayer(*sizes, **options) for _ in range(settings.decoder_layers))
         self.norm = LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) if self.style.norm else None
 
-    def __call__(
-        self,
-        features: Features,
-        *,
-        extra: Float[ArrayLike, "_ e c"] | None = None,
-        extra_mask: Bool[np.ndarray, "q e"] | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> Float[Array, "#b q d"]:
-        """Return the features of all queries. Every query attends to all of `features.patches`.
+    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> Float[Array, "#b q d"]:
+        """Return the features of all queries. Every query attends to all of `features.patches`."""
+        memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
+        memory, positions, mask = self.extend(memory, positions, features)
+        return self.decode(partition.shard_images(memory), positions, mask=mask, rngs=rngs)
 
-        Args:
-          extra: additional memory tokens, per image or for all images. They are projected like patches but have no
-            positions, and they skip the encoder, which would mix them into the patches.
-          extra_mask: True if a query may attend to an additional token; None = all True.
-        """
-        memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
-        return self.decode(memory, positions, mask=mask, rngs=rngs)
-
-    def attention(
-        self,
-        features: Features,
-        *,
-        extra: Float[ArrayLike, "_ e c"] | None = None,
-        extra_mask: Bool[np.ndarray, "q e"] | None = None,
-    ) -> Float[Array, "b q n"]:
+    def attention(self, features: Features) -> Float[Array, "b q n"]:
         """Return the attention of queries over patches in the last layer, averaged over heads, without dropout.
 
-        A row sums to 1 minus the weights of `extra`. See `__call__` for the arguments.
+        A row sums to 1 minus the weights of the tokens that `extend` adds.
         """
-        memory, positions, mask = self._memory(features, extra, extra_mask, None)
-        tokens, query_positions, keys = self._start(memory, positions)
-        for layer in self.layers[:-1]:
-            tokens = layer(tokens, query_positions, memory, keys, mask=mask)
-        weights = self.layers[-1].weights(tokens, query_positions, keys, mask=mask)
-        return weights.mean(axis=1)[..., : features.patches.shape[1]]
+        with record_attention() as weights:
+            self(features)
+        return weights[-1].mean(axis=1)[..., : features.patches.shape[1]]
 
-    def _memory(
-        self, features: Features, extra: jax.Array | None, extra_mask: np.ndarray | None, rngs: nnx.Rngs | None
+    def extend(
+        self, memory: jax.Array, positions: jax.Array | None, features: Features
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
-        """Return the arguments of `decode`: memory f32[B,T,D], positions or None, and mask bool[Q,T] or None."""
-        memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
-        if extra is None:
-            return partition.shard_images(memory), positions, None
-        patches, extra = memory.shape[1], self._project(extra)
-        extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
-        memory = jnp.concatenate([memory, extra], axis=1)
-        if positions is not None:
-            positions = jnp.pad(positions, ((0, 0), (0, extra.shape[1]), (0, 0)))
-        if extra_mask is not None:
-            extra_mask = np.concatenate([np.ones((extra_mask.shape[0], patches), bool), extra_mask], axis=1)
-        return partition.shard_images(memory), positions, extra_mask
+        """Return the arguments of `decode` for what `encode` has returned. Subclasses add tokens to the memory."""
+        return memory, positions, None
 
     def encode(
         self, tokens: Float[ArrayLike, "b n c"], grid: tuple[int, int], *, rngs: nnx.Rngs | None = None
     ) -> tuple[Float[ArrayLike, "b n d"], Float[ArrayLike, "1 n d"] | None]:
         """Return memory and positions (None = no positions) for `decode`, for patch tokens, row-major over `grid`."""
-        tokens, positions = self._project(tokens), None
+        tokens, positions = self.project_tokens(tokens), None
         if self.style.positions == "once":
             tokens = tokens + detr_positions(grid, self.width)
         elif self.style.positions == "detr":
@@ -253,27 +206,19 @@ class QueryDecoder(nnx.Module):
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, query_positions, add_positions(memory, positions)
 
-    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
-
-        The first count is linear layers and norms (see `norm_macs`), the second count the matmuls of attention.
-        """
-        width = self.width
+    def layer_macs(self, tokens: int) -> int:
+        """Return the multiply-adds per image of linear layers and norms, with N = `tokens` patches."""
         queries = self.num_queries
-        memory = tokens + extra
-        square = width**2
-        feed = 2 * width * self.hidden
-        layers = 0 if self.project is None else memory * self.project.kernel.size
-        layers += queries * self.name_queries.projection.kernel.size if self.by_name else 0
-        layers += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
-        products = len(self.encoder) * 2 * tokens**2 * width
+        memory = tokens + self.extra
+        square = self.width**2
+        feed = 2 * self.width * self.hidden
+        macs = 0 if self.project is None else memory * self.project.kernel.size
+        macs += queries * self.name_queries.projection.kernel.size if self.by_name else 0
+        macs += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
         for layer in self.layers:
-            layers += queries * (2 * square + feed) + memory * 2 * square
-            products += 2 * queries * memory * width
-            if layer.self_attn is not None:
-                layers += 4 * queries * square
-                products += 2 * queries**2 * width
-        return layers, products
+            own = 2 if layer.self_attn is None else 6  # square layers of the queries, beside two of the memory
+            macs += queries * (own * square + feed) + memory * 2 * square
+        return macs
 
     def norm_macs(self, tokens: int) -> int:
         """Return the sum over all norms: 4·N·D per encoder norm, with N = `tokens`, and 4·Q·D per decoder norm."""
@@ -281,7 +226,7 @@ class QueryDecoder(nnx.Module):
         decoder_norms = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
         return 4 * self.width * (encoder_norms * tokens + decoder_norms * self.num_queries)
 
-    def _project(self, tokens: jax.Array) -> jax.Array:
+    def project_tokens(self, tokens: jax.Array) -> jax.Array:
         """Return tokens f32[b,T,C] projected to f32[b,T,D], see `Style.relu_projection`."""
         if self.project is not None:
             tokens = self.project(tokens)

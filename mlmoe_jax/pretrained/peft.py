@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,17 +223,28 @@ def write_peft(path: Path, model: Classifier, config: ConfigDict) -> tuple[int, 
     if problem := _why_unwritable(model, config):
         raise UserError(problem)
     [name], shape = model.adapters, model.backbone.shape
-    settings, (module, blocks) = config.model.adapters[name], _transformers_names(shape)
-    layers = {layer: _NAMES[layer][0] for layer in settings.targets}
+    module, blocks = _transformers_names(shape)
+    layers = {layer: _NAMES[layer][0] for layer in config.model.adapters[name].targets}
     if shape.mlp == "swiglu" and "fc2" in layers:
         layers["fc2"] = "mlp.down_proj"
     tensors = _classifier_tensors(model, shape.width if module == "vit" else 2 * shape.width)
-    prefix = f"{_PREFIX}{module}." if tensors else _PREFIX
+    classifies = bool(tensors)
+    prefix = f"{_PREFIX}{module}." if classifies else _PREFIX
     for layer, layer_name in layers.items():
         for end, values in _update_parts(model, name, layer).items():
             for index, value in enumerate(values):
                 tensors[f"{prefix}{blocks}.{index}.{layer_name}.{end}"] = _tensor(value)
-    options = {
+    options = _make_options(config, name, layers.values(), classifies=classifies)
+    with atomic_folder(path) as partial:
+        (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
+        save_file(tensors, partial / TENSORS, {"format": "pt"})
+    return len(tensors), classifies
+
+
+def _make_options(config: ConfigDict, name: str, layers: Iterable[str], *, classifies: bool) -> dict[str, Any]:
+    """Return the content of adapter_config.json for the adapter `name`, which changes `layers` of transformers."""
+    settings = config.model.adapters[name]
+    return {
         "peft_type": "LORA",
         "base_model_name_or_path": catalog.entry(config.model.backbone.name).repository,
         "task_type": None,
@@ -243,15 +254,11 @@ def write_peft(path: Path, model: Classifier, config: ConfigDict) -> tuple[int, 
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rank_stabilized,
         "use_dora": name == "dora",
-        "target_modules": sorted(layers.values()),
-        "modules_to_save": ["classifier"] if prefix != _PREFIX else None,
+        "target_modules": sorted(layers),
+        "modules_to_save": ["classifier"] if classifies else None,
         "bias": "none",
         "fan_in_fan_out": False,
     }
-    with atomic_folder(path) as partial:
-        (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
-        save_file(tensors, partial / TENSORS, {"format": "pt"})
-    return len(tensors), prefix != _PREFIX
 
 
 def _why_unwritable(model: Classifier, config: ConfigDict) -> str:

@@ -23,6 +23,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.apply import PlacedModel
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
@@ -55,7 +56,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.keys import KeyValues
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, remove_padding, shard_tree, unpad
+from mlmoe_jax.runtime.sharding import abstract_shards, remove_padding, shard_tree, unpad
 
 _logger = logging.getLogger(__name__)
 
@@ -63,15 +64,13 @@ BEST, LATEST, RAW = "best", "latest", "raw"  # checkpoints by name
 
 
 @dataclass(frozen=True)
-class Run:
-    """A trained model from a run folder, placed on a mesh.
+class Run(PlacedModel):
+    """A trained model from a run folder, placed on a mesh, with the structure for evaluation.
 
     Attributes:
       config: the config, with the overrides of `open_run`.
-      definition: the structure of the model for evaluation.
       values: path -> array, the trained parameters and the batch statistics.
       frozen: path -> array, the frozen parameters.
-      label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
       own: whether `config` says which data are the run's. It does not if the model may be somebody else's.
       notes: the notes of the checkpoint, and the entry `outdated`, whether the newest checkpoint was damaged.
       scores: function from logits to the reported probabilities.
@@ -79,12 +78,8 @@ class Run:
 
     config: ConfigDict
     label_space: LabelSpace
-    preprocess: Preprocess
-    definition: ModelDef
     values: Params
     frozen: Params
-    mesh: Mesh
-    label_axes: LabelAxes | None
     notes: Mapping[str, Any]
     scores: Scores = field(default_factory=Scores)
     own: bool = True

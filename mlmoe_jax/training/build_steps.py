@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,14 +16,12 @@ from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels
-from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.apply import PlacedModel, make_eval_step
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.sharding import LabelAxes
-from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import Objective, training_labels
-from mlmoe_jax.training.optim import ema_schedule, make_optimizer, make_schedules
+from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
 # More steps than any warm-up has; shapes and costs of the compiled steps do not depend on the number.
@@ -31,14 +29,10 @@ ANY_LENGTH = 10**9
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(PlacedModel):
     """The optimizer and the compiled steps for one model on one mesh."""
 
-    definition: ModelDef
     num_labels: int
-    mesh: Mesh
-    label_axes: LabelAxes | None  # result of `label_axes_for`
-    preprocess: Preprocess
     optimizer: optax.GradientTransformation
     averages: bool  # whether the training state has moving averages of the parameters
     objective: Objective
@@ -93,35 +87,20 @@ def build_steps(
       evaluated: the structure of the model for evaluation, from `evaluated_definition`. None = as in training.
     """
     num_labels = labels.codes.shape[1]
-    label_axes = label_axes_for(parts.definition, num_labels, mesh)
+    axes = label_axes_for(parts.definition, num_labels, mesh)
+    placed = PlacedModel(definition=parts.definition, preprocess=preprocess, mesh=mesh, label_axes=axes)
     objective = Objective(config.loss, labels)
     optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
-    train_step = make_train_step(
-        parts.definition,
-        objective,
-        optimizer,
-        preprocess,
-        ema_decay=ema_schedule(config.ema),
-        seed=config.seed,
-        mesh=mesh,
-        label_axes=label_axes,
-        accumulate=config.train.accumulate,
-        mixing=make_mixing(config.augment),
-        skips=bool(config.train.skip_nonfinite),
-    )
     return Steps(
-        definition=parts.definition,
+        **vars(placed),
         num_labels=num_labels,
-        mesh=mesh,
-        label_axes=label_axes,
-        preprocess=preprocess,
         optimizer=optimizer,
         averages=bool(config.ema.decay),
         objective=objective,
         learning_rate=jax.jit(learning_rate),
-        train_step=train_step,
-        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes),
+        train_step=make_train_step(config, placed, objective, optimizer),
+        eval_step=make_eval_step(replace(placed, definition=evaluated or parts.definition)),
     )
 
 

@@ -19,7 +19,7 @@ from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.training.experiment import training_batches
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 
 def mean_gradient(run: Run, paths: Sequence[str], task: str) -> dict[str, np.ndarray]:
@@ -56,11 +56,12 @@ def _gradient_step(run: Run, paths: Sequence[str], labels: LabelMatrix) -> Calla
     Args:
       labels: i8[N,K], label codes of the training split.
     """
-    objective = training_objective(run.config, labels, run.label_space.names, run.label_space.tree)
+    training = training_labels(run.config, labels, run.label_space.names, run.label_space.tree)
+    objective = Objective(run.config.loss, training)
 
     def loss_of(varied: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | varied
-        prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
+        prediction, _ = apply_model(run, values, batch, key=key)
         return objective(prediction, batch)[0]
 
     def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:

@@ -157,13 +157,6 @@ def training_labels(
     return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior, tags)
 
 
-def training_objective(
-    config: ConfigDict, codes: LabelCodes, names: Sequence[str] = (), tree: LabelTree = INDEPENDENT
-) -> Objective:
-    """Return the training loss of a config, for the arguments of `training_labels`."""
-    return Objective(config.loss, training_labels(config, codes, names, tree))
-
-
 def require_labels(config: ConfigDict, labels: TrainingLabels) -> None:
     """Raise UserError if the loss of a config cannot be computed or learned from the training labels."""
     if any(config.loss.terms.values()) and (mistakes := LOSSES[config.loss.kind].label_mistakes(config, labels)):

@@ -13,17 +13,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
+from ml_collections import ConfigDict
 
-from mlmoe_jax.data.prepare import Batch, Preprocess
+from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.models.adapters.prompts import clip_to_bounds
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import PlacedModel, apply_model
 from mlmoe_jax.models.losses import LOSS_VALUES
-from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.params import Params
 from mlmoe_jax.runtime.compiler import compiler_options
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
-from mlmoe_jax.training.mixing import Mixing
+from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
-from mlmoe_jax.training.optim import Schedule, ema_update, global_norm, updates_made
+from mlmoe_jax.training.optim import ema_schedule, ema_update, global_norm, updates_made
 
 
 @jax.tree_util.register_dataclass
@@ -122,37 +123,22 @@ class TrainStep:
 
 
 def make_train_step(
-    definition: ModelDef,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    preprocess: Preprocess,
-    *,
-    ema_decay: Schedule,
-    seed: int,
-    mesh: Mesh,
-    label_axes: LabelAxes | None = None,
-    accumulate: int = 1,
-    mixing: Mixing | None = None,
-    skips: bool = False,
+    config: ConfigDict, placed: PlacedModel, objective: Objective, optimizer: optax.GradientTransformation
 ) -> TrainStep:
-    """Return the training step. Random numbers depend only on `seed` and the step, so a resumed run repeats them.
+    """Return the training step of a config.
 
-    Args:
-      ema_decay: maps the number of steps taken to the decay of the moving averages.
-      label_axes: as in `sharding.shard_tree` for the state.
-      accumulate: the number of parts into which a batch is split for gradient accumulation. Only the activations of one
-        part are in memory at a time, see `_accumulated`.
-      mixing: a function that mixes the images of the whole batch, see `training.mixing`; None = no mixing.
-      skips: if True, a step whose loss or gradient is not finite changes nothing but the step number. The metrics then
-        include `skipped_steps`, the number of such steps so far.
+    Random numbers depend only on `seed` and the step, so a resumed run repeats them. With `train.accumulate`, only the
+    activations of one part of a batch are in memory at a time, see `_accumulated`. With `train.skip_nonfinite`, a step
+    whose loss or gradient is not finite changes nothing but the step number, and the metrics include `skipped_steps`,
+    the number of such steps so far.
     """
-
-    differentiate = _make_differentiate(definition, objective, preprocess, mesh, label_axes)
-    if accumulate > 1:
-        differentiate = _accumulated(differentiate, accumulate, mesh)
+    ema_decay, mixing = ema_schedule(config.ema), make_mixing(config.augment)
+    differentiate = _make_differentiate(placed, objective)
+    if config.train.accumulate > 1:
+        differentiate = _accumulated(differentiate, config.train.accumulate, placed.mesh)
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        key = jax.random.fold_in(jax.random.key(config.seed), moving.step)
         moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
         if mixing is not None:
             batch = mixing(batch, jax.random.split(key)[0])  # the model uses the second half
@@ -160,12 +146,12 @@ def make_train_step(
 
         after = moving.updated(gradient, stats, optimizer, ema_decay(moving.step))
         metrics = {**metrics, "gradient_norm": global_norm(gradient)}
-        if skips:
+        if config.train.skip_nonfinite:
             after = _unless_finite(metrics, moving, after)
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
-    return TrainStep(step, mesh, label_axes)
+    return TrainStep(step, placed.mesh, placed.label_axes)
 
 
 def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:
@@ -174,9 +160,7 @@ def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) 
     return jax.tree.map(partial(jnp.where, finite), after, before.replace(step=after.step))
 
 
-def _make_differentiate(
-    definition: ModelDef, objective: Objective, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None
-) -> Differentiate:
+def _make_differentiate(placed: PlacedModel, objective: Objective) -> Differentiate:
     """Return a function that computes the gradient of the loss by the trainable values, as described at
     `Differentiate`.
     """
@@ -184,7 +168,7 @@ def _make_differentiate(
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
             values, loss_values = split_loss_values({**trainable, **frozen, **moving.stats})
-            prediction, stats = apply_model(definition, values, batch, preprocess, mesh, label_axes, key=key)
+            prediction, stats = apply_model(placed, values, batch, key=key)
             loss, parts = objective(prediction, batch, whole, step=moving.step, values=loss_values)
             noted = objective.note(prediction, batch, moving.step, loss_values)
             return loss, ({"loss": loss, **parts}, {**stats, **noted})

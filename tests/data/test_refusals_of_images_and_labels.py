@@ -226,7 +226,7 @@ TREES = of_file(
     ("", "tree.yaml has no labels"),
     ("exclusive: []", "tree.yaml has no labels"),
     ("implies: {dog: animal", "is damaged"),
-    ("\0", "is damaged"),
+    ("\0", "is not UTF-8"),
     ("implies: " + "[" * 1100, "is damaged"),
     ("#" * 2**22 + "\n", "tree.yaml: it has more than 4,194,304 bytes"),
 )

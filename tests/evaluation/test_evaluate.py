@@ -265,7 +265,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, caplog):
 
     run = open_run(folder)
     assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)
-    step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
+    step = make_eval_step(replace(run, definition=parts.definition, preprocess=preprocess_for(config)))
     expected = score_split(step, {"x": values}, parts.frozen, make_split(6), config, run.mesh)["x"]
     np.testing.assert_allclose(StoredRun(folder).split("val").scores, expected.scores, rtol=1e-5)
     run.config.eval.threshold = 0.25

@@ -59,7 +59,6 @@ def make_run(gates: bool = True, bias: float = 0.0, tree: LabelTree = INDEPENDEN
         values={"bias": jnp.full(1, bias)},
         frozen={},
         mesh=make_mesh(config.mesh),
-        label_axes=None,
         notes={"step": 7},
     )
 

@@ -25,7 +25,8 @@ def random_run(reference: str, assembled=assemble, **changes) -> Run:
     parts = assembled(config, space)
     values = {**parts.trainable, **parts.stats}
     mesh = make_mesh(config.mesh)
-    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 0})
+    placed = {"definition": parts.definition, "preprocess": preprocess_for(config), "mesh": mesh}
+    return Run(config, space, values, parts.frozen, {"step": 0}, **placed)
 
 
 def model_of(folder: Path):

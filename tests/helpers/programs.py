@@ -21,3 +21,13 @@ def _is_jaxpr(value: object) -> bool:
 def calls(jaxpr, primitive: str) -> int:
     """Return how often a primitive occurs in a jaxpr."""
     return sum(equation.primitive.name == primitive for equation in equations(jaxpr))
+
+
+def without_dead_code(jaxpr):
+    """Return a jaxpr with only those of its equations from which an output is computed."""
+    needed, equations = set(map(id, jaxpr.outvars)), []
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(map(id, equation.outvars)):
+            equations.append(equation)
+            needed |= set(map(id, equation.invars))
+    return jaxpr.replace(eqns=equations[::-1])

@@ -1,5 +1,7 @@
 """Evaluation in another precision than training: `eval.dtype`."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from helpers.programs import equations
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.apply import PlacedModel, make_eval_step
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.sharding import make_mesh
@@ -33,8 +35,9 @@ def test_a_method_evaluates_in_float16_and_trains_in_bfloat16(name):
     config = load_config(f"{name}:dataset=digits", [("model.dtype", "bfloat16"), ("eval.dtype", "float16")])
     space, look = synthetic_label_space(4, config.model.prompts.num_groups), Preprocess(64, (0.5,) * 3, (0.25,) * 3)
     parts, mesh = abstract_parts(config, space), make_mesh(config.mesh)
-    evaluated = types(make_eval_step(evaluated_definition(config, parts, space), look, mesh), parts)
-    trained = types(make_eval_step(parts.definition, look, mesh), parts)
+    placed = PlacedModel(definition=parts.definition, preprocess=look, mesh=mesh)
+    evaluated = types(make_eval_step(replace(placed, definition=evaluated_definition(config, parts, space))), parts)
+    trained = types(make_eval_step(placed), parts)
     assert evaluated - {"float32"} == {"float16"}
     assert trained - {"float32"} == {"bfloat16"}
 
@@ -52,6 +55,6 @@ def test_a_run_is_evaluated_in_the_type_that_is_asked_for(run):
     batch, logits = {"image": image, "id": np.arange(2), "mask": np.ones(2)}, {}
     for dtype in ("same", "float16"):
         opened = open_run(run("published").folder, [("eval.dtype", dtype)])
-        step = make_eval_step(opened.definition, opened.preprocess, opened.mesh)
+        step = make_eval_step(opened)
         logits[dtype] = np.asarray(step(opened.values, opened.frozen, batch)["logits"])
     assert 0 < np.abs(logits["float16"] - logits["same"]).max() < 0.02

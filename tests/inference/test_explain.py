@@ -94,7 +94,8 @@ def make_run(tiny_vit, drawn_parts, runs):
             parts, mesh = drawn_parts(config, space), make_mesh(config.mesh)
             look = Preprocess(64, (0.5,) * 3, (0.25,) * 3)
             values = {**parts.trainable, **parts.stats}
-            runs[reference] = Run(config, space, look, parts.definition, values, parts.frozen, mesh, None, {"step": 1})
+            placed = {"definition": parts.definition, "preprocess": look, "mesh": mesh}
+            runs[reference] = Run(config, space, values, parts.frozen, {"step": 1}, **placed)
         return runs[reference]
 
     return run

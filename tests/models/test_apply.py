@@ -13,7 +13,7 @@ from mlmoe_jax import load_config
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.apply import apply_model
+from mlmoe_jax.models.apply import PlacedModel, apply_model
 from mlmoe_jax.models.attributes import NO_SOFTMAX
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
@@ -43,9 +43,10 @@ class Model(nnx.Module):
 
 @pytest.fixture
 def parts():
-    """(structure, values) of the model; the values include its statistics."""
+    """The placed model, and its values with its statistics."""
     definition, params, stats = ModelDef.split(Model(rngs=nnx.Rngs(0)))
-    return definition, {**params, **stats}
+    mesh = make_mesh(default_config().mesh)
+    return PlacedModel(definition=definition, preprocess=PREPROCESS, mesh=mesh), {**params, **stats}
 
 
 @pytest.fixture
@@ -55,14 +56,9 @@ def batch():
     return {"image": image, "label": draw.integers(0, 2, (B, K)).astype(np.float32)}
 
 
-@pytest.fixture
-def mesh():
-    return make_mesh(default_config().mesh)
-
-
-def test_without_a_key_the_model_evaluates(parts, batch, mesh):
-    definition, values = parts
-    prediction, stats = apply_model(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
+def test_without_a_key_the_model_evaluates(parts, batch):
+    placed, values = parts
+    prediction, stats = apply_model(placed, values, {"image": batch["image"]})
     image = PREPROCESS(batch["image"]).reshape(B, -1)
     expected = image / np.sqrt(1 + 1e-5) @ values["head/kernel"] + values["head/bias"]
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-4, atol=1e-5)
@@ -72,13 +68,13 @@ def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     assert Model.seen == {"labels": False, "return_attention": False}
 
 
-def test_flips_average_the_logits_of_an_image_and_its_mirror_in_evaluation(parts, batch, mesh):
-    definition, values = parts
+def test_flips_average_the_logits_of_an_image_and_its_mirror_in_evaluation(parts, batch):
+    placed, values = parts
     flips = replace(PREPROCESS, flips=True)
 
     def logits(image, preprocess, **options):
         given = {**batch, "image": image}
-        return np.asarray(apply_model(definition, values, given, preprocess, mesh, **options)[0].logits)
+        return np.asarray(apply_model(replace(placed, preprocess=preprocess), values, given, **options)[0].logits)
 
     image, key = batch["image"], jax.random.key(0)
     mirrored = logits(image[:, :, ::-1], PREPROCESS)
@@ -96,11 +92,11 @@ def test_cached_features_have_no_mirror_images():
     require_trainable(config)
 
 
-def test_with_a_key_the_model_trains(parts, batch, mesh):
-    definition, values = parts
+def test_with_a_key_the_model_trains(parts, batch):
+    placed, values = parts
 
     def trained(seed):
-        return apply_model(definition, values, batch, PREPROCESS, mesh, key=jax.random.key(seed))
+        return apply_model(placed, values, batch, key=jax.random.key(seed))
 
     (one, stats), (again, _), (other, _) = trained(1), trained(1), trained(2)
     assert Model.seen["labels"]
@@ -110,22 +106,20 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
     np.testing.assert_allclose(stats["norm/mean"], 0.01 * PREPROCESS(batch["image"]).mean((0, 1, 2)), rtol=1e-4)
 
 
-def test_the_padding_of_labels_is_removed(parts, batch, mesh):
-    definition, values = parts
-    whole, _ = apply_model(definition, values, batch, PREPROCESS, mesh)
+def test_the_padding_of_labels_is_removed(parts, batch):
+    placed, values = parts
+    whole, _ = apply_model(placed, values, batch)
     padded = {
         **values,
         "head/kernel": jnp.pad(values["head/kernel"], [(0, 0), (0, 2)], constant_values=9.0),
         "head/bias": jnp.pad(values["head/bias"], (0, 2), constant_values=9.0),
     }
     axes = LabelAxes(K, {"head/kernel": 1, "head/bias": 0})
-    np.testing.assert_array_equal(
-        apply_model(definition, padded, batch, PREPROCESS, mesh, axes)[0].logits, whole.logits
-    )
+    np.testing.assert_array_equal(apply_model(replace(placed, label_axes=axes), padded, batch)[0].logits, whole.logits)
 
 
-def test_attention_maps_are_returned_on_request(parts, batch, mesh):
-    apply_model(*parts, batch, PREPROCESS, mesh, return_attention=True)
+def test_attention_maps_are_returned_on_request(parts, batch):
+    apply_model(*parts, batch, return_attention=True)
     assert Model.seen["return_attention"]
 
 

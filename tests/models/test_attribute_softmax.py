@@ -15,7 +15,7 @@ from mlmoe_jax.models.calibration import Calibration, probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.models.loss_catalog import LOSSES
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 COLOR, SIZE = Attribute("color", (0, 3, 5)), Attribute("size", (1, 2))
 SOFTMAX = AttributeSoftmax.of((COLOR, SIZE), 7)
@@ -74,7 +74,7 @@ def objective_of(kind, codes, attributes=(), **settings):
     """Return an objective, the values that it keeps per image, and the batch of all images, in the third epoch."""
     config = default_config()
     config.loss.update({"kind": kind, "reduce": "sum", "scale": 1.0, "expected_positives": 1.0, **settings})
-    objective = training_objective(config, codes, tree=LabelTree(attributes=attributes))
+    objective = Objective(config.loss, training_labels(config, codes, tree=LabelTree(attributes=attributes)))
     label, known = ((codes >= least).astype(np.float32) for least in (1, 0))
     batch = {"label": label, "label_mask": known, "mask": np.ones(len(codes)), "id": np.arange(len(codes))}
     return objective, objective.learned() | objective.noted(), batch

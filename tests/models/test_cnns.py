@@ -18,6 +18,7 @@ from sklearn.datasets import load_sample_image
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import rules
+from mlmoe_jax.models.adapters.prompts import NoPrompts
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape, _conv_norm
@@ -282,7 +283,11 @@ def test_parameter_counts(name):
     if name.startswith("efficientnet"):
         count, macs = ARRAYS["efficientnet"][f"lite{name[-1]}/counts"].tolist()
         assert count == COUNTS[name]
-        assert entry.shape.published_macs(entry.image_size, None) == (macs, 0, ((entry.image_size + 31) // 32) ** 2)
+        assert entry.shape.published_macs(entry.image_size, NoPrompts) == (
+            macs,
+            0,
+            ((entry.image_size + 31) // 32) ** 2,
+        )
 
 
 @pytest.mark.parametrize("name", NORMS)

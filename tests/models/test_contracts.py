@@ -12,12 +12,14 @@ from flax import nnx
 from helpers.drawn import drawn
 from helpers.name_vectors import drawn_vectors
 from helpers.programs import calls
+from helpers.prompts import WITHOUT_PROMPTS
 from helpers.twins import error
 from jax.sharding import AbstractMesh
 
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.adapters.prompts import NoPrompts
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
@@ -123,7 +125,7 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
     head = abstract_head(name)
     assert head.by_label == by_label
-    definition = ModelDef.split(Classifier(Still(), None, head, final_norm=True, precision="default"))[0]
+    definition = ModelDef.split(Classifier(Still(), WITHOUT_PROMPTS, head, final_norm=True, precision="default"))[0]
     mesh = AbstractMesh((1, 1, 2), ("data", "fsdp", "expert"))
     sharded = label_axes_for(definition, K, mesh)
     assert (dict(sharded.axis), sharded.num_labels) == (grown, K) if by_label else sharded is None
@@ -193,7 +195,7 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
 def test_a_head_computes_what_it_publishes_and_drops_entries_in_training_only(name):
     kind, head = CASES[name][0], abstract_head(name)
     program, _ = trace(name)
-    layers, extra = head.published_macs(N) or (count_macs(program), 0)  # None: the caller counts
+    layers, extra = head.published_macs(N, count_macs(program))
     assert layers > 0
     assert extra >= 0
     queries = 2 if name == "grouped decoding" else LABELS
@@ -246,7 +248,7 @@ class Careless(Head):
     def __call__(self, features, *, labels=None, rngs=None):
         return Prediction(partition.shard_images(features.cls) if self.gathers else features.cls)
 
-    def published_macs(self, tokens):
+    def published_macs(self, tokens, counted):
         return 0, 0
 
 
@@ -263,7 +265,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     image = jnp.ones((2, 4, 4, 3))
 
     def classify(gathers, by_label=True):
-        model = Classifier(Still(), None, Careless(gathers), final_norm=True, precision="default")
+        model = Classifier(Still(), WITHOUT_PROMPTS, Careless(gathers), final_norm=True, precision="default")
         model.head.by_label = by_label
         with partition.use_mesh(mesh):
             return model(image).logits.shape
@@ -292,7 +294,7 @@ def test_a_shape_has_the_properties_of_its_family(name):
     definition, state = nnx.split(backbone)
     image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
     features = jax.eval_shape(lambda state, x: nnx.merge(definition, state)(x, read=("patches",)), state, image)
-    layers, extra, tokens = shape.published_macs(side, None)
+    layers, extra, tokens = shape.published_macs(side, NoPrompts)
     assert features.patches.shape == (1, tokens, shape.width)
     assert features.cls is None
     assert (layers > 1e5, extra > 0) == (True, name == "vit")

@@ -1,12 +1,16 @@
 """Behavior of the query decoder that the parity tests of the query head do not cover."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from helpers.programs import calls
+from helpers.query_heads import decoder_settings
 
+from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder
 from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, QueryAttention
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.transformer import Mlp
@@ -34,11 +38,6 @@ def filled(make, seed=0):
     return definition.merge({path: jnp.asarray(value, jnp.float32) for path, value in values.items()})
 
 
-def decoder(seed=0, **options):
-    options = {"width": D, "heads": 2, "hidden": 6, "encoder_layers": 1, **options}
-    return filled(lambda: QueryDecoder(C, Q, rngs=nnx.Rngs(0), **options), seed)
-
-
 def draw(*shape, seed=1):
     return jnp.asarray(np.random.RandomState(seed).randn(*shape), jnp.float32)
 
@@ -53,17 +52,22 @@ def size(params, start) -> int:
 
 
 def test_computation_shared_by_all_images_runs_once(features):
-    definition, params = shapes(lambda: QueryDecoder(C, Q, width=D, heads=2, hidden=6, rngs=nnx.Rngs(0)))
+    settings = decoder_settings(width=D, heads=2, hidden=6)
+    definition, params = shapes(lambda: QueryDecoder(C, Q, settings, rngs=nnx.Rngs(0)))
     run = jax.make_jaxpr(lambda params, tokens: definition.merge(params)(Features(None, None, tokens, GRID)))
-    layers, products = definition.merge(params).published_macs(N)
+    alone = count_macs(run(params, features.patches[:1]).jaxpr)
+    attention = 2 * 2 * N**2 * D + 2 * 2 * Q * (N + Q) * D  # of two encoder and two decoder layers
+    assert alone == definition.merge(params).layer_macs(N) - definition.merge(params).norm_macs(N) + attention
     # the first self-attention, and the projection of the first queries
     shared = 4 * Q * D**2 + 2 * Q**2 * D + Q * D**2
-    executed = count_macs(run(params, features.patches).jaxpr)
-    assert executed == B * (layers + products - definition.merge(params).norm_macs(N)) - (B - 1) * shared
+    assert count_macs(run(params, features.patches).jaxpr) == B * alone - (B - 1) * shared
 
 
-def test_extra_tokens_join_the_memory(features):
-    model, extra = decoder(style="q2l"), draw(1, E, C)
+def test_prompts_join_the_memory_without_positions(features):
+    groups = {"co": [0] * Q}  # one group, whose prompts all labels see
+    settings = decoder_settings(width=D, heads=2, hidden=6, encoder_layers=1, style="q2l")
+    model = filled(lambda: GroupTokenDecoder(C, groups, settings, groups=1, per_group=E, rngs=nnx.Rngs(0)))
+    prompted = replace(features, prompts=draw(B, E, C, seed=2))
     memory, positions = jax.jit(lambda: model.encode(features.patches, GRID))()
     assert memory.shape == (B, N, D)
     np.testing.assert_array_equal(positions, detr_positions(GRID, D))
@@ -71,13 +75,10 @@ def test_extra_tokens_join_the_memory(features):
 
     @jax.jit
     def run():
-        each = jnp.repeat(extra, B, 0)
-        joined = jnp.concatenate([memory, jnp.repeat(model.project(extra), B, 0)], axis=1)
-        return model(features, extra=extra), model(features, extra=each), model.decode(joined, placed)
+        joined = jnp.concatenate([memory, model.project(prompted.prompts)], axis=1)
+        return model(prompted), model.decode(joined, placed)
 
-    everywhere, of_each, by_hand = run()
-    np.testing.assert_allclose(everywhere, of_each, atol=1e-6)
-    np.testing.assert_allclose(everywhere, by_hand, atol=1e-6)
+    np.testing.assert_allclose(*run(), atol=1e-6)
 
 
 def test_dropout_applies_to_attention_weights_mlps_and_outputs():

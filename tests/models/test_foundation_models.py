@@ -15,6 +15,7 @@ from helpers.drawn import drawn
 from helpers.paths import PARITY
 from helpers.twins import error, parameters
 
+from mlmoe_jax.models.adapters.prompts import NoPrompts
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.layers import dispatch, softmax_attention
@@ -249,7 +250,7 @@ def test_names_parameters_and_multiply_adds_are_those_of_the_source(name):
     mapped = apply_rules(Path(name), tensors, layout)
     assert {path: value.shape for path, value in mapped.values.items()} == ours
     assert all(any(re.fullmatch(pattern, key) for pattern in layout.ignored) for key in mapped.unused)
-    layers, products, patches = entry.shape.published_macs(source["side"], None)
+    layers, products, patches = entry.shape.published_macs(source["side"], NoPrompts)
     normed = (2 * entry.shape.depth + 1 + entry.shape.pre_norm) * (entry.shape.leading + patches)
     normed += not entry.shape.class_token
     assert layers - 4 * entry.shape.width * normed + products == source["multiply_adds"]

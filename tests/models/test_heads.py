@@ -8,6 +8,7 @@ from flax import nnx
 from helpers.bench import drawn_model
 from helpers.drawn import drawn
 from helpers.name_vectors import drawn_vectors
+from helpers.query_heads import decoder_settings
 from PIL import Image
 from scipy import special
 from scipy.special import logsumexp
@@ -171,8 +172,8 @@ GROUPS = {"co": [0, 1, 1], "dc": [1, 1, 0]}
 
 def mlmoe_decoder():
     sizes = {"width": 8, "heads": 2, "hidden": 16, "encoder_layers": 0, "decoder_layers": 1}
-    options = {"groups": 2, "per_group": 2, "style": "independent", **sizes}
-    return drawn(lambda: GroupTokenDecoder(8, GROUPS, **options, rngs=nnx.Rngs(0)), 0.3)
+    settings = decoder_settings(style="independent", **sizes)
+    return drawn(lambda: GroupTokenDecoder(8, GROUPS, settings, groups=2, per_group=2, rngs=nnx.Rngs(0)), 0.3)
 
 
 def test_a_label_owns_the_prompts_of_its_groups_on_both_sides():

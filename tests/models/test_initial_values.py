@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.prompts import make_prompts
+from helpers.query_heads import decoder_settings
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -19,6 +20,7 @@ from mlmoe_jax.models.layers.initializers import Constant
 from mlmoe_jax.models.params import ModelDef, draw_missing
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
+ROUTING = {"expert": "ffn", "expert_hidden": 6, "shared_experts": 0, "task_experts": 3}
 FUSED = (6 / (4 * 64)) ** 0.5  # torch draws queries, keys and values as one matrix
 GRAPH = Constant(np.ones((6, 12), np.float32)), Constant(np.eye(6, dtype=np.float32))
 
@@ -29,7 +31,8 @@ def ml_vpt(rngs):
 
 
 def decoder(rngs, **options):
-    return QueryDecoder(32, 50, width=64, hidden=96, encoder_layers=1, decoder_layers=1, rngs=rngs, **options)
+    settings = decoder_settings(width=64, hidden=96, encoder_layers=1, decoder_layers=1, **options)
+    return QueryDecoder(32, 50, settings, rngs=rngs)
 
 
 # (module, {path: largest value of a uniform distribution around 0})
@@ -71,7 +74,7 @@ UNIFORM = {
         {"kernel": 64**-0.5, "bias": 64**-0.5},
     ),
     "experts": (
-        lambda rngs: LabelExperts(12, 5, kind="ffn", hidden=6, shared=0, task=3, rngs=rngs),
+        lambda rngs: LabelExperts(12, 5, ROUTING, rngs=rngs),
         {"task/up/kernel": 12**-0.5, "task/down/kernel": 6**-0.5},
     ),
     "ML-GCN": (

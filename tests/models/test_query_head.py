@@ -11,7 +11,7 @@ from flax import nnx
 from helpers.drawn import drawn
 from helpers.layouts import load_as
 from helpers.paths import PARITY
-from helpers.query_heads import ml_decoder_head, q2l_head
+from helpers.query_heads import decoder_settings, ml_decoder_head, q2l_head
 from helpers.twins import error
 from safetensors.numpy import save_file
 
@@ -43,7 +43,7 @@ def q2l(channels=D, **options):
 
 
 def as_torch_wires_it(**options):
-    decoder = QueryDecoder(20, K, width=D, heads=4, hidden=HIDDEN, rngs=nnx.Rngs(0), **options)
+    decoder = QueryDecoder(20, K, decoder_settings(width=D, heads=4, hidden=HIDDEN, **options), rngs=nnx.Rngs(0))
     return QueryHead(decoder, K, rngs=nnx.Rngs(0))
 
 
@@ -114,7 +114,7 @@ def test_the_linear_path_is_added_to_the_logits_and_starts_at_zero():
     kernel, bias = draw.normal(size=(D, K)).astype(np.float32), draw.normal(size=K).astype(np.float32)
 
     sizes = {"width": D, "heads": 4, "hidden": HIDDEN, "encoder_layers": 0, "decoder_layers": 1}
-    decoder = drawn(lambda: QueryDecoder(D, K, **sizes, rngs=nnx.Rngs(0)), 0.3)
+    decoder = drawn(lambda: QueryDecoder(D, K, decoder_settings(**sizes), rngs=nnx.Rngs(0)), 0.3)
     plain, head = (QueryHead(decoder, K, pooled=pooled, rngs=nnx.Rngs(1)) for pooled in (0, D))
     head.classifier = plain.classifier
     expected, at_first = jax.jit(lambda: (plain(given).logits, head(given).logits))()
@@ -122,7 +122,7 @@ def test_the_linear_path_is_added_to_the_logits_and_starts_at_zero():
     head.pooled.kernel[...], head.pooled.bias[...] = kernel, bias
     added = jax.jit(lambda: head(given).logits)() - expected
     np.testing.assert_allclose(added, given.patches.mean(axis=1) @ kernel + bias, atol=1e-5)
-    assert head.published_macs(15)[0] - plain.published_macs(15)[0] == D * K
+    assert head.published_macs(15, 0)[0] - plain.published_macs(15, 0)[0] == D * K
 
 
 def parameters(make):

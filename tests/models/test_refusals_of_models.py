@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from helpers.drawn import drawn
+from helpers.prompts import WITHOUT_PROMPTS
+from helpers.query_heads import decoder_settings
 from helpers.refusals import Refusal, each
 
 from mlmoe_jax.config import default_config, load_config, use_adapter, validate
@@ -59,7 +61,7 @@ def of_merge(adapter: str, settings: dict, *says: str, **shape) -> Refusal:
         config = default_config()
         use_adapter(config, adapter, **settings)
         made = ADAPTERS[adapter].from_config(config.model.adapters[adapter], shape, dtype=None, rngs=nnx.Rngs(0))
-        parts = shape.build(rngs=nnx.Rngs(0)), None, LinearHead(16, 3, rngs=nnx.Rngs(0))
+        parts = shape.build(rngs=nnx.Rngs(0)), WITHOUT_PROMPTS, LinearHead(16, 3, rngs=nnx.Rngs(0))
         return Classifier(*parts, final_norm=True, precision="default", adapters={adapter: made})
 
     return Refusal(f"merged {adapter}", None, lambda _: merge_adapters(drawn(build)), *says)
@@ -67,7 +69,8 @@ def of_merge(adapter: str, settings: dict, *says: str, **shape) -> Refusal:
 
 def of_decoder(name: str, says: str, **options) -> Refusal:
     """A query decoder of sizes that do not fit together."""
-    return Refusal(name, None, lambda _: nnx.eval_shape(lambda: QueryDecoder(12, 5, rngs=nnx.Rngs(0), **options)), says)
+    build = lambda: QueryDecoder(12, 5, decoder_settings(**options), rngs=nnx.Rngs(0))  # noqa: E731
+    return Refusal(name, None, lambda _: nnx.eval_shape(build), says)
 
 
 def of_loss(name: str, kind: str, says: str, call, codes: np.ndarray | None) -> Refusal:

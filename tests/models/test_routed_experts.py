@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.programs import calls
+from helpers.query_heads import decoder_settings
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.models.experts import EXPERTS, Gates, LabelExperts, gate_entropy
 from mlmoe_jax.models.heads.dr_moe import SETTINGS, RoutedExpertsHead, entropy_penalty
+from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
 B, K, D = 4, 5, 12
+DEFAULTS = default_config().model.head.routing.to_dict()
 SMALL = {"expert_hidden": 6, "gate_hidden": 7, "shared_experts": 3, "task_experts": 2}
 
 
@@ -31,12 +34,9 @@ class Given(nnx.Module):
     def __call__(self, features, *, rngs=None):
         return self.dropout(features.patches, rngs=rngs)
 
-    def published_macs(self, tokens):
-        return 1000 * tokens, 7
-
 
 def make_head(labels=K, decoder=None, **options):
-    routing = {**SETTINGS["recommended"], **SMALL, **options}
+    routing = {**DEFAULTS, **SMALL, **options}
     settings = {name: routing.pop(name) for name in ("entropy_weight", "pooled") if name in routing}
     return RoutedExpertsHead(decoder or Given(), D, labels, routing, **settings, rngs=nnx.Rngs(0))
 
@@ -129,14 +129,15 @@ def test_gradients_reach_every_parameter(features, settings):
 
 
 def test_static_gates_start_equal(features):
-    gates = Gates(D, K, 4, kind="static", rngs=nnx.Rngs(0))
+    gates = Gates(D, K, 4, DEFAULTS | {"gate": "static"}, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(gates(features.patches), np.full((1, K, 4), 1 / 4), rtol=1e-6)
 
 
 def test_a_bank_is_one_matrix_product_per_layer(features):
     """One for the shared bank and one for the task bank, for all sizes."""
-    experts = lambda: LabelExperts(D, K, kind="ffn", hidden=6, shared=2, task=3, rngs=nnx.Rngs(0))  # noqa: E731
-    gates = lambda: Gates(D, K, 4, hidden=7, rngs=nnx.Rngs(0))  # noqa: E731
+    routing = {**DEFAULTS, **SMALL, "expert": "ffn"}
+    experts = lambda: LabelExperts(D, K, routing, rngs=nnx.Rngs(0))  # noqa: E731
+    gates = lambda: Gates(D, K, 4, routing, rngs=nnx.Rngs(0))  # noqa: E731
     for build, products in ((experts, 4), (gates, 2)):
         definition, params, _ = ModelDef.split(nnx.eval_shape(build))
         program = jax.make_jaxpr(lambda params, d=definition: d.merge(params)(features.patches))(params)
@@ -156,16 +157,12 @@ def test_entropy_of_two_gates(features):
 
 
 # ------------------------------------------------------------------------------------------------ settings, counts
-def test_the_defaults_are_the_recommended_settings():
-    assert SETTINGS["recommended"] == default_config().model.head.routing.to_dict()
-
-
 def dr_moe(labels):
-    return nnx.eval_shape(
-        lambda: RoutedExpertsHead(
-            QueryDecoder(2048, labels, rngs=nnx.Rngs(0)), 512, labels, SETTINGS["literal"], rngs=nnx.Rngs(0)
-        )
-    )
+    def build():
+        decoder = QueryDecoder(2048, labels, decoder_settings(), rngs=nnx.Rngs(0))
+        return RoutedExpertsHead(decoder, 512, labels, DEFAULTS | SETTINGS["literal"], rngs=nnx.Rngs(0))
+
+    return nnx.eval_shape(build)
 
 
 def rows(module):
@@ -195,12 +192,11 @@ def test_parameters_of_dr_moe_per_part():
 
 
 def test_macs_as_published_and_as_executed():
-    head = dr_moe(80)
-    assert head.experts.macs == 52_428_800
-    assert head.gates.macs == 10_588_160
-    layers, extra = head.published_macs(196)
-    in_front = head.decoder.published_macs(196)
-    assert (layers - in_front[0], extra - in_front[1]) == (20_480, 52_428_800 + 10_588_160)
+    head, patches = dr_moe(80), jax.ShapeDtypeStruct((1, 196, 2048), jnp.float32)
+    layers, extra = head.published_macs(196, forward_macs(head, Features(None, None, patches, (14, 14)))[0])
+    assert layers == head.decoder.layer_macs(196) + 20_480
+    attention = 2 * 512 * (2 * 196**2 + 2 * (80 * 196 + 80**2))
+    assert extra == attention + 52_428_800 + 10_588_160, "experts and gates"
     norms = head.norm_macs(196)
     assert norms == 4 * 512 * (2 * 2 * 196 + (2 * 3 + 1) * 80)
     assert layers + extra - norms == 33_615_732_736 - 31_197_429_760, "DR-MoE at 448 pixels without its ResNet-101"

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from helpers import tiny
 from helpers.paths import PARITY
+from helpers.prompts import WITHOUT_PROMPTS
 from helpers.refusals import Refusal, each
 from helpers.tensor_files import changed, write
 from helpers.twins import below, error
@@ -58,7 +59,7 @@ def model_of(folder, name):
     settings = config.model.adapters[adapter.name]
     own = ADAPTERS[adapter.name].from_config(settings, vit.shape, dtype=None, rngs=nnx.Rngs(1))
     head, adapters = LinearHead(16, 3, rngs=nnx.Rngs(2)), {adapter.name: own}
-    model = Classifier(vit, None, head, final_norm=True, precision="highest", adapters=adapters)
+    model = Classifier(vit, WITHOUT_PROMPTS, head, final_norm=True, precision="highest", adapters=adapters)
     filled = fill_from_peft(model, adapter)
     assert set(filled) == {path for path in named_variables(model) if not path.startswith("backbone/")}
     return model, config

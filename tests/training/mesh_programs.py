@@ -167,10 +167,10 @@ def importance_gaps(meshes: list) -> dict:
     def importance(mesh):
         bench = bench_of(config, mesh)
         state, steps = bench.start(), bench.steps
-        values, definition = state.raw(), bench.parts.definition
+        values = state.raw()
         padded = values["head/classifier/kernel"].shape[1] - LABELS
-        axes, notes = steps.label_axes, {"step": 1}
-        run = Run(config, space, steps.preprocess, definition, values, state.frozen, mesh, axes, notes)
+        placed = {name: getattr(steps, name) for name in ("definition", "preprocess", "mesh", "label_axes")}
+        run = Run(config, space, values, state.frozen, {"step": 1}, **placed)
         return measure_importance(run), padded
 
     def compare(one, other):

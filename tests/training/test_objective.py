@@ -14,7 +14,7 @@ from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.training.label_prior import read_prior
-from mlmoe_jax.training.objective import Objective, training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 B, K = 8, 3
 
@@ -125,7 +125,7 @@ def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
     loss = jax.jit(losses.binary_cross_entropy)(
         prediction.logits, batch["label"], positive_weight=np.array(weights, np.float32)
     )
-    found, _ = jax.jit(training_objective(config, labels))(prediction, batch)
+    found, _ = jax.jit(Objective(config.loss, training_labels(config, labels)))(prediction, batch)
     np.testing.assert_allclose(found, config.loss.scale * np.mean(loss), rtol=1e-6)
 
 

@@ -7,6 +7,7 @@ paths), of the authors' code, or of PEFT.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,10 @@ def program_of(run: Run, outputs: Sequence[str] = (PROBABILITY,)) -> Callable[[P
     `outputs` are PROBABILITY, [B,K], and FEATURES and MAP, `features` and `map` of Prediction. The function raises
     UserError if the model has no map.
     """
-    explained = set(outputs) != {PROBABILITY}
+    explained, placed = set(outputs) != {PROBABILITY}, replace(run, mesh=None)
 
     def label(weights: Params, image: jax.Array) -> dict[str, jax.Array]:
-        batch = {"image": image}
-        prediction, _ = apply_model(run.definition, weights, batch, run.preprocess, None, return_attention=explained)
+        prediction, _ = apply_model(placed, weights, {"image": image}, return_attention=explained)
         return _select(run, vars(prediction), outputs)
 
     return label
@@ -67,7 +67,7 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
 def outputs_of(run: Run, pixels: np.ndarray, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, np.ndarray]:
     """Return what a run computes for images u8[N,H,W,3] of its image size, {output: f32[N,…]}; see `program_of`."""
     fields = {*outputs} - {PROBABILITY}
-    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, returns=fields)
+    step = make_eval_step(run, returns=fields)
     devices, found = run.mesh.size, list[dict[str, np.ndarray]]()
     size = devices * min(8, math.ceil(len(pixels) / devices))
     for first in range(0, len(pixels), size):

@@ -52,8 +52,7 @@ class Labeler:
         run = predictor.run
         self.predictor, self._run = predictor, run
         self.gate_entries = head_class(run.config).gate_entries(run.config)
-        parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
-        self._steps = {LABELED: make_eval_step(*parts, returns=["gates"]), EXPLAINED: make_explain_step(*parts)}
+        self._steps = {LABELED: make_eval_step(run, returns=["gates"]), EXPLAINED: make_explain_step(run)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._batch_sizes: dict[str, list[int]] = {}  # of the compiled kinds
 

@@ -19,7 +19,7 @@ from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall, layer_path
 from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
-from mlmoe_jax.models.params import named_variables
+from mlmoe_jax.models.params import Params, named_variables
 
 Dropout = Callable[[jax.Array], jax.Array]
 
@@ -60,14 +60,17 @@ class LoRA(Adapter):
         # The key is drawn here, because a recomputed block must not draw another key.
         dropout = partial(self.dropout, rngs=rngs.dropout()) if drops(self.dropout) else None
         values = {name: variable[block] for name, (_, variable) in named_variables(update).items()}
-        return partial(self.layer_delta, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
+        return partial(self.layer_delta, values, dropout)
 
-    @staticmethod
-    def layer_delta(
-        call: LayerCall, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
-    ) -> jax.Array:
-        """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]."""
-        return _low_rank(call.tokens if dropout is None else dropout(call.tokens), a, b, scale, dtype)
+    def layer_delta(self, values: Params, dropout: Dropout | None, call: LayerCall) -> jax.Array:
+        """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]. `values` are those of LowRank, by name."""
+        return self.low_rank(call.tokens if dropout is None else dropout(call.tokens), values)
+
+    def low_rank(self, tokens: jax.Array, values: Params) -> jax.Array:
+        """Return scale·x·A·B for x f32[b,T,inputs]."""
+        dtype = self.dtype or jnp.result_type(tokens, values["a"])
+        a, b = values["a"].astype(dtype), values["b"].astype(dtype)
+        return (self.scale * (tokens.astype(dtype) @ a)) @ b
 
     def macs(self, tokens: int) -> int:
         updates = (getattr(self, target) for target in self.targets)
@@ -87,12 +90,6 @@ class LowRank(nnx.Module):
         self.b = nnx.Param(jnp.zeros((depth, rank, outputs)))
 
 
-def _low_rank(tokens: jax.Array, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype) -> jax.Array:
-    """Return scale·x·A·B for x f32[b,T,inputs]."""
-    dtype = dtype or jnp.result_type(tokens, a)
-    return (scale * (tokens.astype(dtype) @ a.astype(dtype))) @ b.astype(dtype)
-
-
 class DoRA(LoRA):
     """DoRA: a low-rank update of the direction of each column of a kernel, and a learned change of its length.
 
@@ -107,26 +104,16 @@ class DoRA(LoRA):
         for target in self.targets:
             getattr(self, target).magnitude = nnx.Param(jnp.zeros((shape.depth, shape.layers[target].outputs)))
 
-    @staticmethod
-    def layer_delta(
-        call: LayerCall,
-        *,
-        a: jax.Array,
-        b: jax.Array,
-        magnitude: jax.Array,
-        scale: float,
-        dtype: Dtype,
-        dropout: Dropout | None,
-    ) -> jax.Array:
+    def layer_delta(self, values: Params, dropout: Dropout | None, call: LayerCall) -> jax.Array:
         """Return the delta of a layer, (f − 1)·x·W + f·s·x·A·B with f = m / ‖W + s·A·B‖."""
         kernel, bias = call.weights()
         wide = kernel.astype(jnp.float32)
-        length = jax.lax.stop_gradient(jnp.linalg.norm(wide + scale * (a @ b), axis=0))
-        factor = (jnp.linalg.norm(wide, axis=0) + magnitude) / length
+        length = jax.lax.stop_gradient(jnp.linalg.norm(wide + self.scale * (values["a"] @ values["b"]), axis=0))
+        factor = (jnp.linalg.norm(wide, axis=0) + values["magnitude"]) / length
         if dropout is None:
             tokens = call.tokens
             output = call.output if bias is None else call.output - bias.astype(call.output.dtype)
         else:
             tokens = dropout(call.tokens)
             output = tokens.astype(call.output.dtype) @ kernel.astype(call.output.dtype)
-        return (factor - 1) * output + factor * _low_rank(tokens, a, b, scale, dtype)
+        return (factor - 1) * output + factor * self.low_rank(tokens, values)

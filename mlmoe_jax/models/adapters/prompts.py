@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.dropout import drops
 from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
@@ -18,19 +17,14 @@ from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
 
 TEMPERATURES = (0.01, 10.0)
-BOUNDS = ((r"^prompts/temperature$", TEMPERATURES),)  # bounds of parameters, as rules: (regex of paths, (low, high))
 SEGMENTS = 16  # interleaved segments per prompt, as in the authors' code
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that freezes the masks
 
 
 class NoPrompts(Adapter):
-    """The prompts of a model without prompts: `from_config` returns None."""
+    """The prompts of a model without prompts."""
 
     changes_features = False
-
-    @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> None:
-        return None
 
 
 class _PromptTokens(Adapter):
@@ -40,8 +34,6 @@ class _PromptTokens(Adapter):
     0, they have the width of the backbone and are not projected. Dropout then applies to their entries, independently
     per image. `learned` is the number of prompts in all blocks together.
     """
-
-    key_values = 0
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, learned: int, rngs: nnx.Rngs):
         self.learned = learned
@@ -56,9 +48,8 @@ class _PromptTokens(Adapter):
         bound = math.sqrt(6 / (3 * patch**2 + self.learned_width))
         return nnx.Param(uniform(bound)(rngs.params(), (sets, 1, count, self.learned_width)))
 
-    @property
-    def projection_macs(self) -> int:
-        """The multiply-adds of the projection of all prompts, which is computed once per batch."""
+    def macs(self, tokens: int) -> int:
+        """Return the multiply-adds of the projection of all prompts, which is computed once per batch."""
         return 0 if self.projection is None else self.learned * self.projection.kernel.size
 
     @classmethod
@@ -216,10 +207,10 @@ def _clamp_derivative(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.A
 
 
 def clip_to_bounds(params: Params) -> Params:
-    """Return parameters clamped to their `BOUNDS`, with which a training step begins.
+    """Return parameters with temperatures in TEMPERATURES, with which a training step begins.
 
     GateVPT's code clamps the stored temperatures before each forward pass, and its optimizer updates and decays the
     clamped values.
     """
-    bounds = {path: rules.first_match(BOUNDS, path, None) for path in params}
-    return {path: jnp.clip(value, *bounds[path]) if bounds[path] else value for path, value in params.items()}
+    path = "prompts/temperature"
+    return {**params, path: jnp.clip(params[path], *TEMPERATURES)} if path in params else params

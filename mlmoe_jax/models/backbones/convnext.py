@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, convolution, run_blocks
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
-from mlmoe_jax.models.contracts import BackboneShape
+from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.dispatch import dot_general
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -44,7 +44,7 @@ class ConvNeXtShape(BackboneShape):
     def build(self, *, batch_norm: str = "frozen", **options: Any) -> ConvNeXt:
         return ConvNeXt(self, **options)
 
-    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+    def norm_macs(self, side: int, prompts: Adapter) -> int:
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
         # One norm in each block, after the stem, before each downsampling, and on the pooled feature.
         norms = sum(blocks * grid * width for blocks, width, grid in zip(self.blocks, self.widths, grids, strict=True))

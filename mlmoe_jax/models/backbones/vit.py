@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.contracts import BackboneShape, Layer
+from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
-from mlmoe_jax.models.layers.dispatch import missing_tokens
+from mlmoe_jax.models.layers.dispatch import missing_tokens, record_attention
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import CUBIC, resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -120,7 +120,7 @@ class ViTShape(BackboneShape):
             rngs=rngs,
         )
 
-    def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
+    def published_macs(self, side: int, prompts: Adapter) -> tuple[int, int, int]:
         """Return (multiply-adds of linear layers and norms, multiply-adds of attention, number of patches N).
 
         A LayerNorm of T tokens of width D counts as 4·T·D. As in the papers, all tokens are counted in all blocks,
@@ -129,23 +129,21 @@ class ViTShape(BackboneShape):
         patches = (side // self.patch) ** 2
         width = self.width
         tokens = self.tokens(side, prompts)
-        extra = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
-        linear += 0 if prompts is None else prompts.projection_macs
-        products = self.depth * 2 * tokens * (tokens + extra) * width
+        products = self.depth * 2 * tokens * (tokens + prompts.key_values) * width
         if not self.class_token:  # the attention pool
             linear += (2 + 2 * patches) * width**2 + mlp
             products += 2 * patches * width
         return linear + self.norm_macs(side, prompts), products, patches
 
-    def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
+    def norm_macs(self, side: int, prompts: Adapter) -> int:
         pool_tokens = not self.class_token
         return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self.tokens(side, prompts) + pool_tokens)
 
-    def tokens(self, side: int, prompts: nnx.Module | None) -> int:
+    def tokens(self, side: int, prompts: Adapter) -> int:
         """Return the number of tokens in a block: class token, registers, prompts and patches."""
-        return self.leading + (0 if prompts is None else prompts.count) + (side // self.patch) ** 2
+        return self.leading + prompts.count + (side // self.patch) ** 2
 
 
 class ViT(nnx.Module):
@@ -317,7 +315,9 @@ class ViT(nnx.Module):
             cells[CLS] = self._class_tokens(entered, inputs)
         elif CLS in read:
             patches = normed[PATCHES]
-            attention[CLS] = self.pool.weights(patches)
+            with record_attention() as weights:
+                self.pool(patches)
+            attention[CLS] = weights[0].mean(axis=1)
             cells[CLS] = self.pool(patches.reshape(-1, 1, patches.shape[2])).reshape(patches.shape)
         return dataclasses.replace(features, attention=attention, cells=cells)
 
@@ -340,8 +340,9 @@ class ViT(nnx.Module):
         last = self.shape.depth - 1
         sequence = _Sequence(parts, names)
         settings = inputs.settings(last, sequence)
-        weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
-        slices = sequence.slices()
+        with record_attention() as recorded:
+            self.blocks[last](sequence.tokens(), sequence.context(), **settings)
+        weights, slices = recorded[0].mean(axis=1), sequence.slices()
         return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from jax import Array
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
@@ -40,8 +39,8 @@ class CSRAHead(Head):
         self.kernel = nnx.Param(draw(rngs.params(), (heads, width, labels)), **axes(None, None, LABEL))
 
     @classmethod
-    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(width, len(space.names), **config.model.head.csra, rngs=rngs)
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
+        return dict(head.csra)
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:

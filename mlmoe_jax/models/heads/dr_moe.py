@@ -31,23 +31,12 @@ from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.heads.query import DecoderHead, pooled_channels
 from mlmoe_jax.models.layers.initializers import Constant, Dtype
 from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
-from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
+from mlmoe_jax.models.query_decoder import QueryDecoder
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
 
-_DR_MOE = {
-    "expert": "relu_linear",
-    "expert_hidden": 256,
-    "shared_experts": 4,
-    "task_experts": 1,
-    "gate": "mlp",
-    "gate_hidden": 256,
-    "gate_share": "per_label",
-    "classifier": "per_label",
-    "entropy": "maximize",
-}
-# Settings of RoutedExpertsHead by name:
+# Settings of RoutedExpertsHead by name, as far as they differ from the defaults of `config.model.head.routing`:
 #   recommended  DR-MoE with one classifier per label (a shared bias cannot fit the frequencies of all labels) and an
 #                entropy term with the effect that the text describes
 #   literal      as printed: the classifier (DR-MoE, eq. 9) has no label index, and the sign of the entropy term
@@ -55,11 +44,11 @@ _DR_MOE = {
 #   static       `recommended` with gates that do not depend on the image, the ablation of dynamic routing
 #   hsq          the RECONSTRUCTION of HSQ: one linear gate and several task experts per label, feed-forward experts, no
 #                entropy term; depth, widths and numbers of experts are our choice
-SETTINGS: dict[str, dict[str, str | int | float]] = {
-    "recommended": _DR_MOE,
-    "literal": _DR_MOE | {"classifier": "shared", "entropy": "paper"},
-    "static": _DR_MOE | {"gate": "static"},
-    "hsq": _DR_MOE | {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
+SETTINGS: dict[str, dict[str, str | int]] = {
+    "recommended": {},
+    "literal": {"classifier": "shared", "entropy": "paper"},
+    "static": {"gate": "static"},
+    "hsq": {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
 }
 
 
@@ -95,21 +84,28 @@ class GroupTokenDecoder(QueryDecoder):
     read = (PROMPTS, PATCHES)
 
     def __init__(
-        self, channels: int, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, **settings: Any
+        self,
+        channels: int,
+        group_of: Mapping[str, Sequence[int]],
+        settings: ConfigDict,
+        *,
+        groups: int,
+        per_group: int,
+        **options: Any,
     ):
-        super().__init__(channels, len(next(iter(group_of.values()))), **settings)
+        super().__init__(channels, len(next(iter(group_of.values()))), settings, **options)
         self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
+        self.extra = self.visible_prompts.value.shape[1]
 
-    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return one feature per label f32[B,K,D] for features with `patches` f32[B,N,C] and `prompts` f32[B,P,C]."""
-        return super().__call__(features, extra=features.prompts, extra_mask=self.visible_prompts.value, rngs=rngs)
-
-    def attention(self, features: Features) -> jax.Array:
-        """Return f32[B,K,N], the attention over patches; a row sums to 1 minus the weights of the prompts."""
-        return super().attention(features, extra=features.prompts, extra_mask=self.visible_prompts.value)
-
-    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        return super().published_macs(tokens, extra + self.visible_prompts.value.shape[1])
+    def extend(
+        self, memory: jax.Array, positions: jax.Array | None, features: Features
+    ) -> tuple[jax.Array, jax.Array | None, np.ndarray]:
+        """Add the prompts, which are projected like patches, but skip the encoder and have no positions."""
+        prompts, visible = self.project_tokens(features.prompts), self.visible_prompts.value
+        if positions is not None:
+            positions = jnp.pad(positions, ((0, 0), (0, self.extra), (0, 0)))
+        mask = np.concatenate([np.ones((len(visible), memory.shape[1]), bool), visible], axis=1)
+        return jnp.concatenate([memory, prompts], axis=1), positions, mask
 
 
 class RoutedExpertsHead(DecoderHead):
@@ -123,7 +119,7 @@ class RoutedExpertsHead(DecoderHead):
     Args:
       decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
         f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
-        `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
+        `layer_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
       routing: a mapping with the keys of `config.model.head.routing`.
       entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
@@ -147,40 +143,23 @@ class RoutedExpertsHead(DecoderHead):
         self.entropy = routing["entropy"]
         self.entropy_weight = entropy_weight
         options = {"dtype": dtype, "rngs": rngs}
-        self.experts = LabelExperts(
-            width,
-            labels,
-            kind=routing["expert"],
-            hidden=routing["expert_hidden"],
-            shared=routing["shared_experts"],
-            task=routing["task_experts"],
-            **options,
-        )
-        self.gates = Gates(
-            width,
-            labels,
-            self.experts.entries,
-            kind=routing["gate"],
-            hidden=routing["gate_hidden"],
-            share=routing["gate_share"],
-            **options,
-        )
+        self.experts = LabelExperts(width, labels, routing, **options)
+        self.gates = Gates(width, labels, self.experts.entries, routing, **options)
         self.classifier = LabelClassifier(self.experts.out_width, labels, share=routing["classifier"], rngs=rngs)
-        self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts = config.model.prompts
         labels = len(space.names)
-        settings = decoder_settings(config.model.head.decoder, width, space) | {"dtype": dtype, "rngs": rngs}
+        settings, options = config.model.head.decoder, {"dtype": dtype, "rngs": rngs}
+        named = options | {"names": space.name_vectors}
         if prompts_class(config).uses_groups:
-            group_of = side_groups(prompts, space)
             sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group}
-            decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
+            decoder = GroupTokenDecoder(width, side_groups(prompts, space), settings, **sizes, **named)
         else:
-            decoder = QueryDecoder(width, labels, **settings)
-        options = {"pooled": pooled_channels(config, width), "dtype": dtype, "rngs": rngs}
-        return cls(decoder, decoder.width, labels, config.model.head.routing, **options)
+            decoder = QueryDecoder(width, labels, settings, **named)
+        pooled = pooled_channels(config, width)
+        return cls(decoder, decoder.width, labels, config.model.head.routing, pooled=pooled, **options)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
@@ -220,7 +199,3 @@ class RoutedExpertsHead(DecoderHead):
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         return {LABELS: self.decoder.attention(features)}
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, extra = super().published_macs(tokens)
-        return layers + self._classifier_macs, extra + self.experts.macs + self.gates.macs

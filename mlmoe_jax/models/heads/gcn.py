@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -95,11 +95,10 @@ class MLGCNHead(Head):
         feature = features.patches.max(axis=1).astype(jnp.float32)
         return Prediction(feature @ self.classifiers().T)
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return multiply-adds: (classifiers, graph layers). Graph layers run once per batch, but count per image."""
-        (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
-        layers = labels * (inputs * hidden + hidden * width)
-        return labels * width, layers + labels**2 * (hidden + width)
+        classifiers = len(self.word_vectors.value) * self.gc2.out_features
+        return classifiers, counted - classifiers
 
     def _spread(self, nodes: jax.Array) -> jax.Array:
         return self.adjacency.value @ nodes.astype(jnp.float32)
@@ -172,8 +171,8 @@ class ADDGCNHead(Head):
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)
 
     @classmethod
-    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(width, len(space.names), hidden=config.model.head.graph.hidden, dtype=dtype, rngs=rngs)
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
+        return {"hidden": head.graph.hidden, "dtype": dtype}
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
@@ -200,7 +199,7 @@ class ADDGCNHead(Head):
         terms = {"map": scores.max(axis=1), "graph": self.classifier(related)}
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return multiply-adds: (layers, with K classifiers on K features as in the authors' code; other matmuls)."""
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)

@@ -104,14 +104,13 @@ class _GroupHead(Head):
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts = config.model.prompts
-        sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group, "combine": config.model.head.combine}
+        sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group}
         options = cls.options(config.model.head, dtype)
         return cls(width, side_groups(prompts, space), **sizes, **options, rngs=rngs)
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
-        """Return the keyword arguments of the constructor that `config.model.head` sets, without `combine`."""
-        return {}
+        return {"combine": head.combine}
 
     def _sides(self) -> dict[str, Any]:
         """Return the attributes `co` and `dc`, as far as the head has these sides, by name."""
@@ -180,6 +179,7 @@ class GroupExpertsHead(_GroupHead):
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
         return {
+            **super().options(head, dtype),
             "gates_of": head.gates_of,
             "hidden": head.expert_hidden,
             "activation": head.activation,
@@ -213,7 +213,7 @@ class GroupExpertsHead(_GroupHead):
             terms[f"{name}_gate"] = jnp.sum(weights * gate_logits[name], axis=1)
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return (multiply-adds of one classifier, which the papers report; multiply-adds of everything else)."""
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
@@ -252,7 +252,7 @@ class GroupLinearHead(_GroupHead):
             terms[name] = select_group(votes, group_of) + classifier.bias[...]
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return the multiply-adds of the classifiers: (first side, which the papers report; second side, or 0)."""
         macs = (self.co or self.dc).kernel.size
         return macs, (len(self.group_of) - 1) * macs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Float
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
@@ -54,8 +53,8 @@ class LinearHead(Head):
             self.patch_classifier = label_linear(width, labels, rngs=rngs)
 
     @classmethod
-    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(width, len(space.names), pool=config.model.head.pool, rngs=rngs)
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
+        return {"pool": head.pool}
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
@@ -92,6 +91,7 @@ class LabelClassifier(nnx.Module):
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
         self.per_label = share == "per_label"
+        self.macs = labels * width  # multiply-adds per image
         draw = torch_uniform(width)
         self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.linear import label_linear
-from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, QUARTERS, Features, Prediction
 
 
@@ -35,10 +31,6 @@ class PatchingHead(Head):
 
     def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
         self.classifier, self.weights, self.quarters = (label_linear(width, labels, rngs=rngs) for _ in range(3))
-
-    @classmethod
-    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(width, len(space.names), rngs=rngs)
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:

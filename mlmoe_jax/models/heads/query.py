@@ -20,7 +20,7 @@ from mlmoe_jax.models.heads.linear import LabelClassifier, label_linear
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
-from mlmoe_jax.models.query_decoder import FIXED_QUERIES, STYLES, QueryDecoder, decoder_settings
+from mlmoe_jax.models.query_decoder import FIXED_QUERIES, STYLES, QueryDecoder
 
 # The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from the authors' code for ResNet-101.
 # The width is the width of the backbone.
@@ -62,6 +62,7 @@ class GroupedClassifier(nnx.Module):
         owner = LABEL if queries == labels else LABEL_GROUP
         self.kernel = nnx.Param(draw(rngs.params(), (queries, width, labels_per_query)), **axes(owner, None, None))
         self.bias = nnx.Param(bias(rngs.params(), (labels,)), **axes(LABEL))
+        self.macs = self.kernel.size  # multiply-adds per image
 
     def __call__(self, features: Float[ArrayLike, "b q d"]) -> Float[Array, "b k"]:
         votes = jnp.einsum("bqd,qdf->bqf", features, self.kernel[...])
@@ -101,9 +102,11 @@ class DecoderHead(Head):
         mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
         return logits + self.pooled(partition.shard_images(mean))
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, products = self.decoder.published_macs(tokens)
-        return layers + (0 if self.pooled is None else self.pooled.kernel.size), products
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
+        """Return the multiply-adds of (linear layers and norms, the matmuls of attention, experts and gates)."""
+        layers = self.decoder.layer_macs(tokens) + self.classifier.macs
+        layers += 0 if self.pooled is None else self.pooled.kernel.size
+        return layers, counted + self.norm_macs(tokens) - layers
 
     def norm_macs(self, tokens: int) -> int:
         return self.decoder.norm_macs(tokens)
@@ -141,8 +144,8 @@ class QueryHead(DecoderHead):
         settings = config.model.head.decoder
         labels = len(space.names)
         queries = min(settings.queries or labels, labels)
-        arguments = decoder_settings(settings, width, space) | {"owner": LABEL if queries == labels else LABEL_GROUP}
-        decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
+        options = {"owner": LABEL if queries == labels else LABEL_GROUP, "names": space.name_vectors, "dtype": dtype}
+        decoder = QueryDecoder(width, queries, settings, **options, rngs=rngs)
         # Initial values are as in Q2L, or as in ML-Decoder if queries are fixed.
         classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
         if decoder.by_name:
@@ -165,7 +168,3 @@ class QueryHead(DecoderHead):
         if self.by_label:
             return {LABELS: weights}
         return {LABELS: jnp.repeat(weights, self.classifier.kernel.shape[-1], axis=1)[:, : self.labels]}
-
-    def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, products = super().published_macs(tokens)
-        return layers + (self.labels * self.decoder.width if self.by_label else self.classifier.kernel.size), products

@@ -145,12 +145,11 @@ class CNNRNNHead(Head):
         logits = jnp.where(counts[..., None], log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
-    def published_macs(self, tokens: int) -> tuple[int, int]:
+    def published_macs(self, tokens: int, counted: int) -> tuple[int, int]:
         """Return the multiply-adds for (the image and one path of max_labels + 1 steps, the other W − 1 paths)."""
-        width, embedding = self.image_projection.kernel.shape
-        step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
-        path = (self.max_labels + 1) * step
-        return width * embedding + path, (BEAM_WIDTH - 1) * path
+        image = self.image_projection.kernel.size
+        path = (counted - image) // BEAM_WIDTH
+        return image + path, (BEAM_WIDTH - 1) * path
 
     def _first_state(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((*shape, self.hidden))

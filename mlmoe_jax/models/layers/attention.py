@@ -12,7 +12,7 @@ from flax import nnx
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, add_delta, call_layer
 from mlmoe_jax.models.layers.dispatch import attend
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.layers.softmax_attention import attention_weights, concatenate_tokens
+from mlmoe_jax.models.layers.softmax_attention import concatenate_tokens
 
 PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
@@ -94,6 +94,8 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
+        rotary: jax.Array | None = None,
+        temperature: jax.Array | float | None = None,
         deltas: Deltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
@@ -106,39 +108,15 @@ class Attention(nnx.Module):
           tokens: f32[b,Q,D], which provide queries, keys and values.
           context: arrays f32[b,C,D], which provide only keys and values.
           mask: bool[Q,T], True if a query may attend to a key; None = all True.
+          rotary: f32[T,d/2], the angles that rotate the keys, the first Q also the queries; a token with angles 0 is
+            not rotated. None = no rotation.
+          temperature: divides the attention logits; None = no division.
           deltas: deltas of the layers `query`, `key`, `value` and `output`.
           **settings: `key_value` f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
-            the values. `rotary` f32[T,d/2], the angles that rotate the keys, the first Q also the queries; a token with
-            angles 0 is not rotated. `temperature` divides the attention logits. None has no effect. `spare`, the number
-            of last tokens that are no keys, whose angles come after all others.
+            the values. None has no effect. `spare`, the number of last tokens that are no keys, whose angles come after
+            all others.
         """
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
-        mixed = attend(query, key, value, mask)
-        mixed = mixed.reshape(*mixed.shape[:2], -1)
-        return call_layer(self.proj, mixed, "output", deltas)
-
-    def weights(
-        self,
-        tokens: jax.Array,
-        context: Sequence[jax.Array] = (),
-        mask: np.ndarray | jax.Array | None = None,
-        **settings: Any,
-    ) -> jax.Array:
-        """Return the attention weights f32[B,h,Q,T] of `tokens`; see `__call__` for the arguments."""
-        query, key, _ = self._project(tokens, context, **settings)
-        return attention_weights(query, key, mask)
-
-    def _project(
-        self,
-        tokens: jax.Array,
-        context: Sequence[jax.Array],
-        *,
-        rotary: jax.Array | None = None,
-        temperature: jax.Array | float | None = None,
-        **settings: Any,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return rotated queries f32[B,Q,h,d] over the temperature, rotated keys f32[B,T,h,d], values f32[B,T,h,d]."""
-        query, key, value = self._project_parts(tokens, context, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)
         query = jnp.broadcast_to(query, (key.shape[0], *query.shape[1:]))
@@ -147,9 +125,11 @@ class Attention(nnx.Module):
         )
         if rotary is not None:
             query, key = (apply_rotary(part, rotary[: part.shape[1]]) for part in (query, key))
-        return query, key, value
+        mixed = attend(query, key, value, mask)
+        mixed = mixed.reshape(*mixed.shape[:2], -1)
+        return call_layer(self.proj, mixed, "output", deltas)
 
-    def _project_parts(
+    def _project(
         self,
         tokens: jax.Array,
         context: Sequence[jax.Array],

@@ -61,16 +61,6 @@ class QueryAttention(nnx.Module):
             mixed = jnp.einsum("bhqt,bthd->bqhd", weights.astype(value.dtype), value)
         return self.proj(mixed.reshape(*mixed.shape[:2], -1))
 
-    def weights(
-        self,
-        query: Float[ArrayLike, "#b q d"],
-        key: Float[ArrayLike, "#b t d"],
-        *,
-        mask: Bool[np.ndarray, "q t"] | None = None,
-    ) -> Float[Array, "#b h q t"]:
-        """Return the attention weights of queries over keys, without dropout."""
-        return attention_weights(self._project(query, "query"), self._project(key, "key"), mask)
-
     def _project(self, tokens: jax.Array, part: str) -> jax.Array:
         """Project f32[b,T,D] to queries, keys or values f32[b,T,h,d]; `part` is an element of PARTS."""
         result = self.qkv.project(tokens, self.qkv.columns(part))
@@ -168,30 +158,13 @@ class DecoderLayer(nnx.Module):
         `positions` are added to the queries of both attentions and to the keys of self-attention; None = no positions.
         `mask` is True if a query may attend to a token of the memory; None = all True.
         """
-        tokens = self._attend_to_queries(tokens, positions, rngs)
+        if self.norm1 is not None:
+            queries = add_positions(tokens, positions)
+            mixed = tokens if self.self_attn is None else self.self_attn(queries, queries, tokens, rngs=rngs)
+            tokens = self.norm1(tokens + self.dropout(mixed, rngs=rngs))
         attended = self.cross_attn(add_positions(tokens, positions), keys, memory, mask=mask, rngs=rngs)
         tokens = self.norm2(tokens + self.dropout(attended, rngs=rngs))
         return self.norm3(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
-
-    def weights(
-        self,
-        tokens: Float[ArrayLike, "#b q d"],
-        positions: Float[ArrayLike, "1 q d"] | None,
-        keys: Float[ArrayLike, "#b t d"],
-        *,
-        mask: Bool[np.ndarray, "q t"] | None = None,
-    ) -> Float[Array, "#b h q t"]:
-        """Return the attention weights of queries over memory tokens; see `__call__` for the arguments."""
-        tokens = self._attend_to_queries(tokens, positions, None)
-        return self.cross_attn.weights(add_positions(tokens, positions), keys, mask=mask)
-
-    def _attend_to_queries(self, tokens: jax.Array, positions: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
-        """Apply self-attention among the query tokens, then its norm, if the layer has them (`self_attention`)."""
-        if self.norm1 is None:
-            return tokens
-        queries = add_positions(tokens, positions)
-        mixed = tokens if self.self_attn is None else self.self_attn(queries, queries, tokens, rngs=rngs)
-        return self.norm1(tokens + self.dropout(mixed, rngs=rngs))
 
 
 def add_positions(tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
@@ -215,7 +188,3 @@ class AttentionPool(nnx.Module):
         """Return the pooled feature f32[B,D] of patches f32[B,N,D]."""
         pooled = self.attn(self.query[...], patches, patches).astype(jnp.float32)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
-
-    def weights(self, patches: jax.Array) -> jax.Array:
-        """Return the attention of the query over the patches, averaged over heads: f32[B,N,D] -> f32[B,1,N]."""
-        return self.attn.weights(self.query[...], patches).mean(axis=1)

@@ -6,8 +6,10 @@ own operation computes it. `python -m benchmarks.run --suite=kernels` compares e
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import NamedTuple
 
@@ -21,10 +23,11 @@ from mlmoe_jax.models.layers.conv import depthwise, matmul_gradient, pointwise, 
 from mlmoe_jax.models.layers.conv.maps import NO_PADS, Convolution, Pads
 from mlmoe_jax.models.layers.conv.winograd import LARGE_TILES, SMALL_TILES, convolve_tiles
 from mlmoe_jax.models.layers.manual_axes import vary_alike
-from mlmoe_jax.models.layers.softmax_attention import Mask
+from mlmoe_jax.models.layers.softmax_attention import Mask, attention_weights
 
 # `with use_kernels(config.model.kernels):` decides for what is traced inside; it is a part of the keys of jit's caches.
 use_kernels = jax.make_user_context("auto")
+_recorded: ContextVar[list[jax.Array] | None] = ContextVar("recorded", default=None)  # see `record_attention`
 
 CPU, EVERY = ("cpu",), ("default",)  # platforms of `lax.platform_dependent`
 CHANNELS = 128  # the fewest with which the matmuls of Winograd's algorithm outweigh its transforms
@@ -173,8 +176,21 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
     The result has the type of the arguments. `mask` is True if a query may attend to a key; None = all True. Only
     reverse-mode differentiation is possible.
     """
+    if (recorded := _recorded.get()) is not None:
+        recorded.append(attention_weights(query, key, mask))
     parts = softmax_attention.broadcast_batch(query, key, value)
     return _compute("attend", softmax_attention.attend_by_xla, *parts, mask=mask)
+
+
+@contextlib.contextmanager
+def record_attention() -> Iterator[list[jax.Array]]:
+    """Yield a list to which each call of `attend` in the block appends its weights f32[B,h,Q,T]."""
+    recorded: list[jax.Array] = []
+    token = _recorded.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _recorded.reset(token)
 
 
 def missing_tokens(count: int, width: int, dtype: jnp.dtype) -> int:

@@ -121,27 +121,11 @@ class Block(nnx.Module):
         tokens; the input of the delta BRANCH is the tokens before the norm. `mask` and `settings` are arguments of
         `Attention.__call__`.
         """
-        mixed = self.attn(*self._normed(tokens, context, deltas), mask, deltas=deltas, **settings)
+        normed, *context = (call_layer(self.norm1, part, "norm1", deltas) for part in (tokens, *context))
+        mixed = self.attn(normed, context, mask, deltas=deltas, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
         normed = call_layer(self.norm2, tokens, "norm2", deltas)
         mixed = self.mlp(normed, deltas)
         mixed = self.ls2(mixed) if self.scaled else mixed
         mixed = add_delta(mixed, MLP, normed, deltas, raise_no_kernel)
         return tokens + add_delta(mixed, BRANCH, tokens, deltas, raise_no_kernel)
-
-    def weights(
-        self,
-        tokens: jax.Array,
-        context: Sequence[jax.Array] = (),
-        *arguments: Any,
-        deltas: Deltas = NO_DELTAS,
-        **settings: Any,
-    ) -> jax.Array:
-        """Return the attention weights f32[B,h,Q,T] of `tokens`; see `__call__` for the arguments."""
-        return self.attn.weights(*self._normed(tokens, context, deltas), *arguments, deltas=deltas, **settings)
-
-    def _normed(
-        self, tokens: jax.Array, context: Sequence[jax.Array], deltas: Deltas
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        context = [call_layer(self.norm1, part, "norm1", deltas) for part in context]
-        return call_layer(self.norm1, tokens, "norm1", deltas), context

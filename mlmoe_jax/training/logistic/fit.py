@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import Float32
 
 from mlmoe_jax.data.features import FeatureTable
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.twins import join_twins
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
@@ -19,6 +20,7 @@ from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.array_types import Bools
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.experiment import Experiment
@@ -80,6 +82,11 @@ def fit_classifier(
     if doubt := fit.doubt():
         _logger.warning(doubt)
     _save_classifier(experiment, state, selection, manager, fit)
+    return _held_out_scores(split, read, readable, fit)
+
+
+def _held_out_scores(split: Split, read: Bools, readable: Split, fit: LogisticFit) -> SplitScores:
+    """Return the cross-validated scores of a split, whose rows `read` bool[N] are the images of `readable`."""
     if readable.groups is not None:
         groups = np.full(len(split), "", object)
         groups[read] = readable.groups

@@ -150,7 +150,7 @@ def test_pad_and_flips_give_one_score_in_every_way(made, tmp_path, monkeypatch):
     pixels = np.stack([reader.encoded(content)[0] for content in contents])
     assert (pixels[1, 0] == [round(255 * value) for value in run.preprocess.mean]).all()
     logits = [
-        np.asarray(apply_model(run.definition, run.weights(), {"image": one}, run.preprocess, None)[0].logits)
+        np.asarray(apply_model(replace(run, mesh=None), run.weights(), {"image": one})[0].logits)
         for one in (pixels, pixels[:, :, ::-1])
     ]
     expected = run.scores((logits[0] + logits[1]) / 2)

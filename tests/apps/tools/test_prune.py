@@ -21,7 +21,7 @@ from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, training_labels
 
 TOKENS = np.array([0.3, -0.5, 0.1, 0.9])
 LEVELS = ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5")
@@ -147,7 +147,8 @@ def searched(config, drawn_parts):
     space, mesh = replace(synthetic_label_space(10, 1), names=tuple("0123456789")), make_mesh(config.mesh)
     parts = drawn_parts(config, space)
     values = {**parts.trainable, **parts.stats}
-    return Run(config, space, preprocess_for(config), parts.definition, values, parts.frozen, mesh, None, {"step": 1})
+    placed = {"definition": parts.definition, "preprocess": preprocess_for(config), "mesh": mesh}
+    return Run(config, space, values, parts.frozen, {"step": 1}, **placed)
 
 
 def losses_of(run):
@@ -156,11 +157,11 @@ def losses_of(run):
     split = open_split(config.data, "train", seed=config.seed)
     loader = build_loader(config.data, split, batch_size=size, augment=config.augment, seed=config.seed)
     batches = list(itertools.islice(loader, len(split) // size))
-    objective = training_objective(config, split.labels)
+    objective = Objective(config.loss, training_labels(config, split.labels))
 
     @jax.jit
     def loss(values, batch, key):
-        prediction, _ = apply_model(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, key=key)
+        prediction, _ = apply_model(run, {**values, **run.frozen}, batch, key=key)
         return objective(prediction, batch)[0]
 
     return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])
