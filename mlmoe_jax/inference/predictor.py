@@ -74,9 +74,6 @@ class LabeledImage:
 class Predictor:
     """A trained model that labels images.
 
-    With several processes, all processes must make the same calls with the same images. Each process reads a part of
-    each batch and receives the results of all images.
-
     Args:
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.decisions.Thresholds`; None if they were not fitted.
@@ -327,7 +324,7 @@ class Predictor:
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
-            if not read[at]:  # this or another process could not read it; `table` finds the reason
+            if not read[at]:  # it could not be read; `table` finds the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
                 yield row, LabeledImage(name, error=error)
                 continue

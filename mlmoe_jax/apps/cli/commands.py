@@ -394,8 +394,7 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
         *("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
         *("column", "part-size", "worker", "every", "per-video", "rename", "leave-out"),
     ),
-    together=True,
-    independent=lambda flags: wants_parts(flags.output, flags.format),
+    independent=lambda flags: True,
     output="a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
     "file or folder of the --format; or - for stdout (default: predictions.csv, selected.csv with --select, "
     ".jsonl with --gates, or stdout with --json)",
@@ -413,6 +412,7 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         return _predict_parts(flags, overrides)
     if flags.worker or flags.part_size:
         raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
+    _require_one_process()
     open_predictor, place = _model_to_predict(flags, overrides)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
@@ -438,6 +438,17 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         every=flags.every,
         per_video=flags.per_video,
     )
+
+
+def _require_one_process() -> None:
+    """Raise UserError if this is a process of a job of several: only parts are written by all of them."""
+    from mlmoe_jax.runtime import distributed
+
+    _, count = distributed.stand_alone()
+    if count > 1:
+        raise UserError(
+            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes parts"
+        )
 
 
 def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.apps.tools.image_list import ImageList, find_images, sample_inputs
+from mlmoe_jax.apps.tools.image_list import find_images, sample_inputs
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.data.containers.video import Moment, find_moment
 from mlmoe_jax.data.decoding import Decoding
@@ -24,10 +23,8 @@ from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
-from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import join_names, row_writer
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
@@ -70,7 +67,7 @@ def predict_files(
         written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
         otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
-    found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
+    found = find_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
     images = found.images
     predictor = open_predictor()
     _require_videos_possible(images, predictor, target, per_video=per_video)
@@ -85,9 +82,7 @@ def predict_files(
     beside = "rank" if predictor.ranked else "time" if per_video else ""
     attributes = [item.name for item in predictor.tree.attributes]
     rows = ResultRows(predictor.names, top_k, selection, beside, images.of_videos and not per_video, attributes)
-    if not distributed.is_first():
-        deque(results, maxlen=0)  # it takes part in computing them
-    elif target.kind in FORMATS:
+    if target.kind in FORMATS:
         _write_label_file(predictor, images, target, results)
     else:
         unfinished = f"stopped; {target} is not written"
@@ -151,25 +146,6 @@ def _join_video(
     labels, by_name = predictor.assign(scores, top_k), predictor.by_name
     attributes = predictor.values_of(scores)
     return LabeledImage(video, labels, by_name(scores), error, times=by_name(times), attributes=attributes)
-
-
-def _shared_images(items: Sequence[str], *, repeats: bool, column: str, every: Fraction | None = None) -> ImageList:
-    """Return the images to label. Only the first process of a job gets the `Usage` of each item of `items`.
-
-    With `repeats`, an image that is named twice is labeled twice. Only the first process has standard input. Therefore,
-    it makes the list and sends the paths to all other processes. If there is no image, it raises UserError, which ends
-    the job.
-    """
-    found = find_images(items, repeats=repeats, column=column, every=every) if distributed.is_first() else None
-    if distributed.process()[1] == 1:
-        return found
-    if found and not found.are_paths:
-        raise UserError(
-            "the processes of a job share paths alone, and --images has containers; give --output=FOLDER/, into which "
-            "each process writes its own parts"
-        )
-    names = distributed.broadcast_from_first(found and list(ImageNames(found.images)))
-    return ImageList(MixedImages(names), found.usages if found else [])
 
 
 # ------------------------------------------------------------------------------------------------------------- target

@@ -13,7 +13,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import find_file
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
@@ -33,9 +32,7 @@ def select_images(
       The chosen images, sorted by rank, and the name of each -> rank, uncertainty and distance (keys
         SELECTION_COLUMNS). `distance` is None for the method `uncertain`.
     """
-    # Only the disk of the first process may have the data set.
-    parts = _divide_by_labels(predictor.run, images) if distributed.is_first() else None
-    labeled, unlabeled = distributed.broadcast_from_first(parts)
+    labeled, unlabeled = _divide_by_labels(predictor.run, images)
     _require_images(len(unlabeled), count)
     files = MixedImages(labeled if method != "uncertain" else [])
     free, candidates = _candidates(predictor, files, images.take(np.array(unlabeled)), batch_size)

@@ -149,11 +149,21 @@ def test_a_folder_gets_parts(tmp_path, output, form, wanted):
     (tmp_path / "v1.2").mkdir()
     output = output and output.format(at=tmp_path)
     assert wants_parts(output, form) is wanted
-    flags = [f"--output={output}"] * bool(output) + [f"--format={form}"] * bool(form)
-    for words in (["predict", "--images=a.jpg", *flags], ["predict", *flags], ["export", "--images=a.jpg", *flags]):
-        shell = ["bash", "-c", '. launch/commands.sh && writes_parts "$@"', "bash", *words]
-        is_parts = subprocess.run(shell, cwd=REPOSITORY, check=False).returncode == 0
-        assert is_parts is (wanted and words[:2] == ["predict", "--images=a.jpg"])
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("predict --images=a.jpg --output=labels/", True),
+        ("features --config=own_csv --images=a.jpg --output=features", True),
+        ("features --config=own_csv --output=features", False),
+        ("export --images=a.jpg --output=labels", False),
+        ("", False),
+    ],
+)
+def test_the_launch_scripts_know_the_commands_that_write_parts(words, wanted):
+    shell = ["bash", "-c", '. launch/commands.sh && writes_parts "$@"', "bash", *words.split()]
+    assert (subprocess.run(shell, cwd=REPOSITORY, check=False).returncode == 0) is wanted
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
