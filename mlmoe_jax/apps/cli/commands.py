@@ -107,11 +107,11 @@ def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) ->
     `trained` is whether the command uses a trained model. If so, a key that cannot be set for a trained model raises
     UserError.
     """
-    from mlmoe_jax.config import find_unread, require_changeable
+    import mlmoe_jax.config as configuration
 
     if trained:
-        require_changeable(overrides)
-    for key in find_unread(overrides, COMMANDS[mode].stages):
+        configuration.require_changeable(overrides)
+    for key in configuration.find_unread(overrides, COMMANDS[mode].stages):
         logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
@@ -661,11 +661,11 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
         from mlmoe_jax.apps.tools.pack import pack
 
         return pack(config, flags.output)
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.label_files import write_labels
-    from mlmoe_jax.config import find_unread
 
     # Labels are written as a training reads them.
-    for key in find_unread(overrides, ("data", "image", "train")):
+    for key in configuration.find_unread(overrides, ("data", "image", "train")):
         raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
     return write_labels(config, flags.format, flags.output)
 
@@ -705,10 +705,10 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     if bool(flags.config) == bool(flags.configs):
         raise UserError("mlmoe summary needs either --config=FILE or --configs=FILE,FILE,…")
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
-    from mlmoe_jax.config import split_references
 
-    references = split_references(flags.configs) if flags.configs else [flags.config]
+    references = configuration.split_references(flags.configs) if flags.configs else [flags.config]
     costs = {reference: count_cost(_load_config(reference, overrides, flags.mode)) for reference in references}
     return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 

@@ -8,9 +8,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.apps.hub.upload import require_token, upload_model
-from mlmoe_jax.config import portable
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
@@ -77,7 +77,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: Address, license
     results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))
-    thresholds, shared = read_thresholds(folder), portable(config)
+    thresholds, shared = read_thresholds(folder), configuration.portable(config)
     write_adapter(target, restored.selected, restored.notes)
     preprocess = read_preprocess(folder, config)
     write_run_metadata(target, shared, space, preprocess, parts)

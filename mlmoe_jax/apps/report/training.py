@@ -10,7 +10,6 @@ from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
-from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
@@ -176,7 +175,7 @@ def settings(files: RunFiles) -> list[Any]:
 
     The last table has the time, devices and library versions of each start.
     """
-    default = configuration.flatten(default_config())
+    default = configuration.flatten(configuration.default_config())
     keys = [(key, repr(value), repr(default.get(key))) for key, value in configuration.flatten(files.config).items()]
     changed, same = [key for key in keys if key[1] != key[2]], [key[:2] for key in keys if key[1] == key[2]]
     columns = ["key", "value", "default"]
