@@ -10,10 +10,10 @@ from pathlib import Path
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.hub.card import write_card
-from mlmoe_jax.apps.hub.upload import require_token, upload_model
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
+from mlmoe_jax.pretrained.hub_models import require_token, upload_model
 from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
