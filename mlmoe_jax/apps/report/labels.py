@@ -9,7 +9,6 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Note, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.labels.graph import conditional_probabilities
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.runs.folder import COOCCURRENCE
 from mlmoe_jax.runtime.text import quantity
 
 MOST_LABELS = 80  # labels in a heat map
@@ -70,7 +69,7 @@ def _overfitting(files: RunFiles) -> list[PageTable]:
 
     An evaluation writes this file if there are pairs of labels that occur together in training.
     """
-    if not (rows := files.table(COOCCURRENCE)):
+    if not (rows := files.pairs):
         return []
     columns = [name if name in _TEXT else (name, "count" if name in _COUNTS else "number") for name in rows[0]]
     caption = "Co-occurrence overfitting: contents of cooccurrence.csv."

@@ -15,7 +15,6 @@ from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.models.adapters.catalog import describe_adapters
-from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 
@@ -92,7 +91,7 @@ def header(files: RunFiles) -> list[Any]:
 
 
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
-    config, space, backbone = files.config, files.label_space, files.json(BACKBONE)
+    config, space, backbone = files.config, files.label_space, files.backbone
     model, adapters = config.model, describe_adapters(config)
     fixed = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
     trained = f"{files.rows[-1]['step']:,} steps, with train.epochs={config.train.epochs}" if files.rows else ""
