@@ -288,7 +288,7 @@ def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
 )
 def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
-    from mlmoe_jax.apps.tools.import_run import import_run
+    from mlmoe_jax.training.import_run import import_run
 
     import_run(config, folder)
     return Outcome([f"run folder: {folder}"])
