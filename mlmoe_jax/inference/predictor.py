@@ -22,7 +22,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.output_names import OutputNames, read_output_names
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, LEAST_LABELS, LEAST_RANK, Ranks, best_ranked
-from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
@@ -102,8 +101,7 @@ class Predictor:
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
         self._data.update(plan_for_few_images(self._data.threads, self._data.workers))
-        parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
-        self._steps = [make_eval_step(*parts), make_eval_step(*parts, returns=["gates"])]  # without and with gates
+        self._steps = [run.eval_step(), run.eval_step("gates")]
 
     @classmethod
     def from_run(cls, workdir: PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
@@ -275,8 +273,7 @@ class Predictor:
         `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run
-        step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, returns=["features"])
-        for output in self._all_outputs(step, unlabeled(_as_images(images)), batch_size, task):
+        for output in self._all_outputs(run.eval_step("features"), unlabeled(_as_images(images)), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -19,10 +19,11 @@ from safetensors.numpy import load, save
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
@@ -98,6 +99,10 @@ class Run:
     def step(self) -> int:
         """The training step at which the values were selected."""
         return self.notes["step"]
+
+    def eval_step(self, *returns: str) -> Callable[[Params, Params, Batch], dict[str, Any]]:
+        """Return the jitted step of the model, step(values, frozen, batch), see `apply.make_eval_step`."""
+        return make_eval_step(self.definition, self.preprocess, self.mesh, self.label_axes, returns=returns)
 
     def open_split(self, name: str, data_config: ConfigDict | None = None) -> Split:
         """Open a split with the labels and the tree of the run.
