@@ -18,14 +18,14 @@ from helpers.refusals import CUT, Refusal, contents, damaged, each, run_command
 from PIL import Image
 from pyarrow import parquet
 
-from mlmoe_jax.apps.tools import label_parts as labels_of_parts
 from mlmoe_jax.apps.tools import parts
 from mlmoe_jax.apps.tools.image_list import find_images, sample_inputs
 from mlmoe_jax.apps.tools.label_parts import describe_settings, label_parts
 from mlmoe_jax.apps.tools.part_files import read_names
 from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PartOptions, wants_parts
 from mlmoe_jax.apps.tools.parts import RECORD, PartFolder, PartRows
-from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target, predict_files
+from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
+from mlmoe_jax.apps.tools.result_rows import ResultRows
 from mlmoe_jax.data.containers.parquet_images import ParquetImages
 from mlmoe_jax.data.containers.stored import StoredImages
 from mlmoe_jax.data.decoding import STRICT
@@ -220,8 +220,8 @@ def test_a_part_is_not_written_after_another_command_has_added_images(at, monkey
             if count == 2:
                 part_folder(at, 11).prepare()
 
-    write = labels_of_parts.write_part
-    monkeypatch.setattr(labels_of_parts, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
+    write = ResultRows.write_part
+    monkeypatch.setattr(ResultRows, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
     with pytest.raises(UserError, match="has parts with 11 images, but --images has 3; give the same images"):
         label(at, images=3)
     monkeypatch.undo()
@@ -340,7 +340,7 @@ def test_rows_of_a_part_that_another_worker_has_written_are_left_out(at, monkeyp
         attempts.append(at)
         attempts.append(list(results))
 
-    monkeypatch.setattr(labels_of_parts, "write_part", write)
+    monkeypatch.setattr(ResultRows, "write_part", write)
     label(at)
     assert attempts == [path], "the results end with an error"
     assert contents(at / "labels") == whole
