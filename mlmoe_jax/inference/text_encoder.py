@@ -120,12 +120,7 @@ def encode_names(
         template has no {}, a text has more tokens than the tower reads, or two labels have equal tokens.
     """
     entry = text_entry(backbone)
-    templates = tuple(templates) or entry.templates
-    for template in templates:
-        if "{}" not in template:
-            raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
-    if canonical_texts:
-        templates = tuple(canonical(template, "{}") for template in templates)
+    templates = _list_templates(templates or entry.templates, canonical_texts)
     groups = _texts_of(labels, templates, canonical_texts, background=entry.contrast)
     tokens, valid = _tokenize(backbone, [text for group in groups for text in group])
     ends = np.cumsum([len(group) for group in groups])[:-1]
@@ -142,6 +137,13 @@ def encode_names(
         fingerprint=_fingerprint(backbone, weights),
         **_comparison(similarity),
     )
+
+
+def _list_templates(templates: Sequence[str], canonical_texts: bool) -> tuple[str, ...]:
+    for template in templates:
+        if "{}" not in template:
+            raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
+    return tuple(canonical(template, "{}") for template in templates) if canonical_texts else tuple(templates)
 
 
 def _texts_of(

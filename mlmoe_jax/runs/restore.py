@@ -324,17 +324,24 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, parts.learned, mesh)
-    latest = which in (LATEST, RAW)
-    averaged = which == LATEST and bool(read_config(folder).ema.decay)
+    if which in (LATEST, RAW):
+        return _restore_latest(folder, parts, mesh, averaged=which == LATEST and bool(read_config(folder).ema.decay))
+    return _restore_items(folder, mesh, {"selected": parts.learned}, None if which == BEST else int(which))
+
+
+def _restore_latest(folder: RunFolder, parts: Parts, mesh: Mesh, *, averaged: bool) -> checkpoint.Restored:
     fields = {"ema": parts.learned} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
-    items = abstract_shards({"state": fields} if latest else {"selected": parts.learned}, mesh)
-    step = None if latest or which == BEST else int(which)
+    restored = _restore_items(folder, mesh, {"state": fields})
+    merged = {path: value for part in restored.state.values() for path, value in part.items()}
+    notes = {**restored.notes, "step": restored.step, "kind": "ema" if averaged else "raw", "split": ""}
+    return replace(restored, selected=merged, notes=notes)
+
+
+def _restore_items(
+    folder: RunFolder, mesh: Mesh, items: dict[str, Any], step: int | None = None
+) -> checkpoint.Restored:
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore(manager, **items, step=step)
+        restored = checkpoint.restore(manager, **abstract_shards(items, mesh), step=step)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
-    if latest:
-        merged = {path: value for part in restored.state.values() for path, value in part.items()}
-        notes = {**restored.notes, "step": restored.step, "kind": "ema" if averaged else "raw", "split": ""}
-        restored = replace(restored, selected=merged, notes=notes)
     return restored

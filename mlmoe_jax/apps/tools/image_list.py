@@ -139,7 +139,8 @@ def _images_of_item(item: str, usage: Usage, column: str, every: Fraction | None
         return _open_paths([os.path.join(file, name) for name in names], open_listed)
     if "://" in item or os.path.lexists(file):
         return [path]
-    return _open_paths(next(filter(None, (_match(form, usage) for form in unicode_forms(path))), []), open_any)
+    matches = filter(None, map(partial(_match, usage=usage), unicode_forms(path)))
+    return _open_paths(next(matches, []), open_any)
 
 
 def _open_listed_video(path: str, usage: Usage, every: Fraction | None) -> Images | None:

@@ -65,29 +65,32 @@ def predict_files(
         otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
     found = find_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
-    images = found.images
+    images, selection = found.images, {}
     predictor = open_predictor()
     _require_videos_possible(images, predictor, target, per_video=per_video)
     sample_inputs(images, Decoding.from_config(predictor.run.config.data))
-    selection = {}
     if select:
-        size = predictor.even_batch(len(images), batch_size)
-        images, selection = select_images(predictor, images, select, count, size)
+        images, selection = select_images(predictor, images, select, count, batch_size)
     size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages, describe_labels)
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
-    beside = "rank" if predictor.ranked else "time" if per_video else ""
-    rows = ResultRows.of(predictor, top_k, selection, beside, images.of_videos and not per_video)
     if target.kind in FORMATS:
         _write_label_file(predictor, images, target, results)
     else:
-        unfinished = f"stopped; {target} is not written"
-        if not (select or per_video or target.path is None):
-            unfinished += ", but with --output=FOLDER/ the same command would resume"
-        with stop_explained(lambda: unfinished):
-            rows.write(target, results)
+        beside = "rank" if predictor.ranked else "time" if per_video else ""
+        rows = ResultRows.of(predictor, top_k, selection, beside, images.of_videos and not per_video)
+        _write_rows(rows, target, results, resumable=not (select or per_video))
     exit_code = OUTDATED if predictor.run.outdated else DONE
     return summary.outcome(target, USER_ERROR if summary.unread else exit_code)
+
+
+def _write_rows(rows: ResultRows, target: OutputTarget, results: Iterable[LabeledImage], *, resumable: bool) -> None:
+    """Write rows to a target. A stop says whether parts, which another command writes, are `resumable`."""
+    unfinished = f"stopped; {target} is not written"
+    if resumable and target.path is not None:
+        unfinished += ", but with --output=FOLDER/ the same command would resume"
+    with stop_explained(lambda: unfinished):
+        rows.write(target, results)
 
 
 @contextlib.contextmanager
