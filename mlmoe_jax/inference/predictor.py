@@ -311,7 +311,7 @@ class Predictor:
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
         ):
-            require_finite(output["logits"][output["mask"] > 0])
+            require_finite_logits(output["logits"][output["mask"] > 0])
             yield output
 
     def _batch_results(
@@ -381,7 +381,7 @@ def _as_images(images: Sequence[ImageLike] | Images) -> Images:
     return images if isinstance(images, Images) else MixedImages(images)
 
 
-def require_finite(logits: np.ndarray) -> None:
+def require_finite_logits(logits: np.ndarray) -> None:
     """Raise UserError if a logit is not finite."""
     if not np.isfinite(logits).all():
         raise UserError("the model returns non-finite scores: its training has diverged; train it again")

@@ -19,7 +19,7 @@ from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_POINTS = 500  # points of a curve
-MOST_LABELS, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
+MOST_RANKED, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
 _MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _MACS = (
     "MACs are multiply-adds per image. layers: as the prompt-tuning papers count, without attention, experts and "
@@ -45,10 +45,10 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
     """Return metric -> (low, high): 95 % intervals on the main split, as fractions, from a bootstrap over its images.
 
     For a large split, fewer than `resamples` resamples are used, but at least FEWEST. The result is {} if the run has
-    no stored scores or has more than MOST_LABELS labels.
+    no stored scores or has more than MOST_RANKED labels.
     """
     scored = files.scored
-    if scored is None or scored.codes.shape[1] > MOST_LABELS:
+    if scored is None or scored.codes.shape[1] > MOST_RANKED:
         return {}
     count = min(resamples, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
     entries = scored.entries(files.main_settings.difficult)

@@ -20,7 +20,7 @@ from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.request_images import read_body
-from mlmoe_jax.apps.serving.service import Options, Result, Service, require_readable
+from mlmoe_jax.apps.serving.service import RequestOptions, Result, Service, require_result
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
@@ -62,14 +62,14 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
             tasks, name, controls = await asyncio.to_thread(_parse_request, body, predictor.names)
             addresses = [task.get(controls[name].image_key) for task in tasks]
             results = await _label(service, task_images, addresses, arrived)
-        require_readable(results)
+        require_result(results)
         return {"model_version": version, "results": _predictions(results, predictor, name, controls)}
 
 
 async def _label(
     service: Service, task_images: TaskImages, addresses: Sequence[Any], arrived: Callable[[int], None]
 ) -> list[Result]:
-    """Return the results of images, of which at most `Limits.images` are read and labeled at a time.
+    """Return the results of images, of which at most `RequestLimits.images` are read and labeled at a time.
 
     `arrived` is the function from `Service.admit`. It is called with the number of images of each part.
     """
@@ -78,7 +78,7 @@ async def _label(
     for start in range(0, len(addresses), most):
         part = addresses[start : start + most]
         arrived(len(part))
-        results += await service.results(await task_images.read_all(part), Options())
+        results += await service.results(await task_images.read_all(part), RequestOptions())
     return results
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import numpy as np
 
-from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite
+from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite_logits
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.memory import shortage_explained
@@ -67,7 +67,7 @@ class Labeler:
                     return
                 with shortage_explained("label on a device with more memory"):
                     outputs = self.label([blank] * size, kind)
-                require_finite(outputs[0].logits)
+                require_finite_logits(outputs[0].logits)
                 seconds[size] = self._time([blank] * size, kind)
             self._batch_sizes[kind] = first_batch_sizes(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())

@@ -22,7 +22,7 @@ from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
-from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import READY, RequestOptions, Service, require_result
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -71,7 +71,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of this package's own API to an application: /predict, /health, /model and /metrics."""
 
     @app.post("/predict", openapi_extra={"requestBody": BODY})
-    async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
+    async def predict(request: Request, options: Annotated[RequestOptions, Query()]) -> Response:
         """Label the image in the body, or the images in a multipart form.
 
         If an image of a form cannot be read, its result has an error, and all other images are labeled.
@@ -81,7 +81,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
             images = await read_request_images(request, service.limits)
             arrived(len(images))
             results = await service.results(images, options)
-        require_readable(results)
+        require_result(results)
         return JSONResponse({"results": results})
 
     @app.head("/health", include_in_schema=False)

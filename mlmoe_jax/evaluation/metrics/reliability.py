@@ -13,7 +13,7 @@ import numpy as np
 
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
-from mlmoe_jax.evaluation.metrics.multilabel import LabelMatrix, ScoreMatrix, mean_defined, ratio
+from mlmoe_jax.evaluation.metrics.multilabel import LabelArray, ScoreMatrix, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs, row_blocks
 from mlmoe_jax.runtime.array_types import Floats, Ints
 
@@ -65,7 +65,7 @@ class Reliability:
 
 
 def reliability(
-    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, bins: int = 15
+    scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None, bins: int = 15
 ) -> Reliability:
     """Count the valid entries of a split in bins of equal width by score, a probability.
 

@@ -204,7 +204,7 @@ def test_conditional_probabilities_and_groups(text, run):
 
 
 def test_heat_maps_show_the_most_frequent_labels_of_a_model_without_groups(run, monkeypatch):
-    monkeypatch.setattr(labels, "MOST_LABELS", 3)
+    monkeypatch.setattr(labels, "MOST_MAPPED", 3)
     files, none = RunFiles(run), np.zeros(5, int)
     files.label_space = replace(files.label_space, co_group=none, dc_group=none)
     note, charts, *_ = labels.groups(files)
@@ -241,7 +241,7 @@ def test_gates_per_image_and_their_means(text, run):
 
 
 def test_sections_about_samples_say_what_is_missing(run):
-    kinds, files = {kind.name: kind for kind in page.SECTIONS}, RunFiles(run)
+    kinds, files = {kind.name: kind for kind in page.SECTION_KINDS}, RunFiles(run)
     files.samples = replace(files.samples, gates={}, attention={})
     assert kinds["gates"].describe(files).missing.startswith("This model has no gates")
     assert kinds["attention"].describe(files).missing.startswith("The head of this model has no attention maps")
@@ -291,7 +291,7 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     text = page.write_report(folder).read_text()
     assert len(text) < 5_000_000
     assert len(data_block(text, "label-table")["rows"]) == count
-    assert len(data_block(text, "widget-gates")["labels"]) == samples.MOST_LABELS
+    assert len(data_block(text, "widget-gates")["labels"]) == samples.MOST_GATED
     assert "Of 20,000" in section(text, "gates")
 
 
