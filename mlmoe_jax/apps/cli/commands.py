@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
@@ -409,17 +410,22 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
     if in_parts:
-        return _predict_parts(flags, overrides)
-    if flags.worker or flags.part_size:
-        raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
-    _require_one_process()
-    open_predictor, place = _model_to_predict(flags, overrides)
+        _require_folder_of_parts(flags)
+        options = _part_options(flags, flags.format)
+    else:
+        _require_one_process(flags)
+    open_predictor = _model_to_predict(flags, overrides)
+    labeling = {"batch_size": flags.batch_size, "top_k": flags.top_k, "gates": flags.gates}
+    if in_parts:
+        from mlmoe_jax.apps.tools.label_parts import label_parts
+
+        return label_parts(open_predictor, options, **labeling)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
     target = choose_target(
         flags.output,
-        RunFolder(place),
+        RunFolder("." if flags.names or is_read_only(flags.workdir) else flags.workdir),
         json_lines=flags.json,
         gates=flags.gates,
         form=flags.format,
@@ -429,39 +435,34 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         open_predictor,
         flags.images,
         target,
-        batch_size=flags.batch_size,
-        top_k=flags.top_k,
-        gates=flags.gates,
         select=flags.select,
         count=flags.count,
         column=flags.column,
         every=flags.every,
         per_video=flags.per_video,
+        **labeling,
     )
 
 
-def _require_one_process() -> None:
-    """Raise UserError if this is a process of a job of several: only parts are written by all of them."""
-    from mlmoe_jax.runtime import distributed
-
-    _, count = distributed.stand_alone()
-    if count > 1:
-        raise UserError(
-            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes parts"
-        )
-
-
-def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.label_parts import label_parts
-
+def _require_folder_of_parts(flags: Namespace) -> None:
     if flags.select:
         raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
     if not wants_parts(flags.output, None):
         given = f", not {flags.output}" if flags.output else ""
         raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/{given}")
-    options = _part_options(flags, flags.format)
-    open_predictor, _ = _model_to_predict(flags, overrides)
-    return label_parts(open_predictor, options, batch_size=flags.batch_size, top_k=flags.top_k, gates=flags.gates)
+
+
+def _require_one_process(flags: Namespace) -> None:
+    """Raise UserError if flags are for parts, or the job has other processes: together they write only parts."""
+    from mlmoe_jax.runtime import distributed
+
+    if flags.worker or flags.part_size:
+        raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
+    _, count = distributed.stand_alone()
+    if count > 1:
+        raise UserError(
+            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes parts"
+        )
 
 
 def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
@@ -480,20 +481,22 @@ def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
     )
 
 
-def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
-    """Return a function that opens the model of `mlmoe predict` with new names, and the default folder."""
-    open_model, place = _find_model(flags, overrides)
-    return lambda: open_model().rename(flags.rename, flags.leave_out), place
+def _trained_model(flags: Namespace, overrides: KeyValues) -> Callable[[], Predictor]:
+    """Return a function that opens the model of --workdir; UserError if there is no trained model."""
+    folder = _open_model(flags.workdir)
+    folder.require_model()
+    from mlmoe_jax.inference.predictor import Predictor
+
+    predictor = partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint)
+    return lambda: predictor().rename(flags.rename, flags.leave_out)
 
 
-def _find_model(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
-    """Return a function that opens the model of `mlmoe predict`, and the default folder of the output.
+def _model_to_predict(flags: Namespace, overrides: KeyValues) -> Callable[[], Predictor]:
+    """Return a function that opens the model of `mlmoe predict`.
 
     The model is in the run folder --workdir, or is made from the label names in --names. Raises UserError unless
     exactly one of these two flags is given.
     """
-    from functools import partial
-
     if bool(flags.workdir) == bool(flags.names):
         raise UserError(
             "mlmoe predict needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one"
@@ -501,19 +504,15 @@ def _find_model(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Pr
     if flags.workdir:
         if flags.backbone:
             raise UserError("--backbone is for --names; a run has a backbone, so leave it out")
-        folder = _open_model(flags.workdir)
-        folder.require_model()
-        from mlmoe_jax.inference.predictor import Predictor
-
-        place = "." if is_read_only(flags.workdir) else flags.workdir
-        return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
+        return _trained_model(flags, overrides)
     if flags.checkpoint != "best":
         raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")
     from mlmoe_jax.inference.by_names import names_origin
 
     cache_programs()
     ranked = all(key != "eval.threshold" for key, _ in overrides)
-    return partial(names_origin(flags.names, flags.backbone or "", overrides).predictor, ranked=ranked), "."
+    predictor = partial(names_origin(flags.names, flags.backbone or "", overrides).predictor, ranked=ranked)
+    return lambda: predictor().rename(flags.rename, flags.leave_out)
 
 
 @_command(
@@ -530,17 +529,9 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     serving.require_libraries()
     from mlmoe_jax.apps.serving.server import serve
 
-    folder = _open_model(flags.workdir)
+    open_predictor = _trained_model(flags, overrides)
     _warn_of_unread(overrides, "serve")
-    return serve(
-        folder,
-        overrides,
-        host=flags.host,
-        port=flags.port,
-        checkpoint=flags.checkpoint,
-        rename=flags.rename,
-        leave_out=flags.leave_out,
-    )
+    return serve(open_predictor, host=flags.host, port=flags.port)
 
 
 @_command(
