@@ -303,7 +303,7 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir",),
     flags=("verbose", "checkpoint"),
     together=True,
-    stages=("data", "image", "score", "measure"),
+    stages=("data", "image", "score", "measure", "report"),
 )
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags.workdir)
