@@ -43,6 +43,12 @@ class Reliability:
         return ratio(self.positive, self.count)
 
     @property
+    def points(self) -> Floats:
+        """The mean score, the fraction of positives and the count of each nonempty bin of the first class, f64[m,3]."""
+        points = np.stack([self.mean_score[0], self.fraction_positive[0], self.count[0]], axis=1)
+        return points[self.count[0] > 0]
+
+    @property
     def expected_calibration_error(self) -> Floats:
         """The expected calibration error (ECE) per class, f64[K]; nan for a class without entries.
 

@@ -24,7 +24,6 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
-from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.calibration import probabilities
@@ -38,13 +37,13 @@ def test_precision_recall_points_equal_scikit_learn(monkeypatch):
     monkeypatch.setattr(result_sections, "MOST_POINTS", 1000)
     draw = np.random.default_rng(0)
     positive, values = draw.random(300) < 0.3, draw.random(300).round(2)
-    ranking = rank(values[positive], [values[~positive]])
-    points = result_sections.precision_recall_points(ranking, values[positive])
+    entries = values[:, None], positive[:, None], np.ones((300, 1), bool)
+    points = result_sections.precision_recall_points(*entries)
     precision, recall, cuts = precision_recall_curve(positive, values)
     at = np.searchsorted(cuts, points[:, 2])
     np.testing.assert_allclose(points, np.stack([recall[at], precision[at], cuts[at]], axis=1))
     monkeypatch.setattr(result_sections, "MOST_POINTS", 10)
-    few = result_sections.precision_recall_points(ranking, values[positive])
+    few = result_sections.precision_recall_points(*entries)
     assert len(few) == 10
     np.testing.assert_array_equal(few[[0, -1]], points[[0, -1]])
 
