@@ -94,19 +94,10 @@ wait_for() {
 }
 
 # writes_parts FLAG...: whether these are the flags of a command that writes parts, whose workers do not wait for one
-# another. It knows a folder as `wants_parts` of the package does.
+# another. Several processes of `predict` write nothing else.
 writes_parts() {
-  local flag images="" output=- form=""
-  for flag in "$@"; do
-    case "$flag" in
-      --images=*) images=yes ;;
-      --output=*) output="${flag#*=}" ;;
-      --format=*) form="${flag#*=}" ;;
-    esac
-  done
-  case "${1:-}:$images:$form" in
-    predict:yes: | features:yes:) [ "$output" != - ] && { [ -d "$output" ] || [[ "${output##*/}" != ?*.* ]]; } ;;
-    predict:yes:parquet | predict:yes:csv | predict:yes:jsonl) ;;
+  case "${1:-}: $*" in
+    predict:* | features:*" --images="*) ;;
     *) return 1 ;;
   esac
 }

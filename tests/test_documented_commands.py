@@ -24,11 +24,11 @@ from PIL import Image
 from benchmarks.measure.options import parse as read_options
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
-from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.grid import plan_runs
 from mlmoe_jax.apps.papers.request import parse_request
 from mlmoe_jax.config import default_config, load_config, split_references, validate
+from mlmoe_jax.config.reference import describe_config
 from mlmoe_jax.data.containers import reach
 from mlmoe_jax.runs.folder import RunFolder
 from tools.docs.source import parse_source

@@ -172,7 +172,7 @@ from functools import reduce
 from operator import getitem
 from pathlib import Path
 from mlmoe_jax.apps.cli.commands import COMMANDS
-from mlmoe_jax.apps.cli.reference import describe_config, reference_page
+from mlmoe_jax.config.reference import describe_config, reference_page
 from mlmoe_jax.config import apply_overrides, default_config, find_unread, find_unused, portable, to_json
 from mlmoe_jax.runs.naming import default_folder
 help_text = " ".join(describe_config("data.mask").split())

@@ -32,7 +32,6 @@ from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.split import unlabeled
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, Predictor
-from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runtime.sharding import shard_batch
 
 WARM_UP = 2  # batches, which compile and start the reader
@@ -62,7 +61,7 @@ def rates(predictor: Predictor, images: Images) -> dict[str, float]:
     rows = range(len(images) // size * size)
     reading = rate(build_loader(data, split, batch_size=size, labels=False, rows=rows), size)
     batch = shard_batch(next(build_loader(data, split, batch_size=size, labels=False)), run.mesh)
-    step = make_eval_step(run)
+    step = run.eval_step()
     computing = rate((jax.device_get(step(run.values, run.frozen, batch)) for _ in range(len(rows) // size)), size)
     results = predictor.label_rows(images, rows, batch_size=size)
     both = rate(itertools.islice(results, size - 1, None, size), size)

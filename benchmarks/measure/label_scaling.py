@@ -18,9 +18,9 @@ import jax
 
 from benchmarks.measure.scaling_table import SETTINGS, compile_step
 from benchmarks.report import heading, left, row
-from mlmoe_jax.apps.tools.preflight.compile_check import capacity_elsewhere, tpu_devices
+from mlmoe_jax.apps.tools.preflight.compile_check import capacity_elsewhere, device_bytes, tpu_devices
 from mlmoe_jax.config import load_config
-from mlmoe_jax.runtime.memory import GIB, device_bytes
+from mlmoe_jax.runtime.memory import GIB
 
 
 @dataclass(frozen=True)

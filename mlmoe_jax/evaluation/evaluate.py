@@ -15,7 +15,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.measure import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
-from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.decisions import stored_thresholds
@@ -36,7 +35,7 @@ def score_split(
     Each image is read, decoded and transferred once for all candidates, and scored exactly once, on any number of
     processes. The scores of unreadable images are NaN. `config.eval.batch_size` is per device, so that scores do not
     depend on the number of devices, to the last bit. `candidates` has the trainable parameters and statistics of the
-    model by name, such as `raw` and `ema`. `eval_step` is a result of `make_eval_step`. Raises UserError if a score is
+    model by name, such as `raw` and `ema`. `eval_step` is a result of `Run.eval_step`. Raises UserError if a score is
     not finite, or a device is out of memory.
     """
     size = config.eval.batch_size * mesh.size
@@ -81,7 +80,7 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
     status(f"results go to {folder / RESULTS}")
-    eval_step = make_eval_step(run)
+    eval_step = run.eval_step()
     scored = {}
     names = dict.fromkeys(config.data.test_splits)
     splits = [run.open_split(name) for name in names]

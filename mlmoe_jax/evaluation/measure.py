@@ -13,7 +13,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import SkippedImages
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics import cooccurrence
-from mlmoe_jax.evaluation.metrics.attributes import describe_confusions
+from mlmoe_jax.evaluation.metrics.attribute_metrics import describe_confusions
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
 from mlmoe_jax.evaluation.metrics.published import measure_preset

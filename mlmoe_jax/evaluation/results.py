@@ -141,7 +141,7 @@ class SplitResult:
 
     `scores` is the path of the file with the scores, relative to the run folder; "" in a shared model, which has no
     such file. `finished` says whether the training was finished when the split was evaluated. `confusions` is from
-    `metrics.attributes.describe_confusions`.
+    `attribute_metrics.describe_confusions`.
     """
 
     scores: str

@@ -23,7 +23,7 @@ N patches; see `models.outputs.Prediction`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,16 +35,13 @@ from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.label_matrix import LabelMatrix
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.catalog import prompts_class
 from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates
-from mlmoe_jax.models.apply import PlacedModel, apply_model, jit_step
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import LABELS, PROMPTS
-from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
@@ -55,21 +52,6 @@ from mlmoe_jax.runtime.progress import megabytes, status
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 IMAGES_PER_DEVICE = 8  # in a batch: attention maps of many labels are large
 THUMBNAIL_QUALITY = 85  # of JPEG
-
-
-def make_explain_step(placed: PlacedModel) -> Callable[[Params, Params, Batch], dict[str, Any]]:
-    """Return a compiled step that computes predictions with attention maps.
-
-    It maps (values, frozen, batch) to a dict with `prediction`, a `Prediction` with `attention` and `grid`, and with
-    `image`, `id` and `mask` of `batch`. Every process receives the results of the whole global batch.
-    """
-
-    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        values = {**values, **frozen}
-        prediction, _ = apply_model(placed, values, batch, return_attention=True)
-        return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
-
-    return jit_step(step, placed.mesh)
 
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
@@ -137,15 +119,10 @@ class Explained(NamedTuple):
 
 def explain_images(run: Run, split: Split) -> Explained:
     """Compute the explanations of all readable images of a split; UserError if there is none."""
-    step = make_explain_step(run)
+    step, size = run.eval_step("gates", "attention", "grid", "image"), IMAGES_PER_DEVICE * run.mesh.size
     batches = run_batches(
         lambda batch: _transferred(step(run.values, run.frozen, batch)),
-        build_loader(
-            run.config.data,
-            split,
-            batch_size=IMAGES_PER_DEVICE * run.mesh.size,
-            labels=False,
-        ),
+        build_loader(run.config.data, split, batch_size=size, labels=False),
         run.mesh,
         advice="explain fewer images per device, or on a device with more memory",
     )
@@ -161,16 +138,15 @@ def explain_images(run: Run, split: Split) -> Explained:
     rows, images, scores = (joined.pop(name) for name in ("rows", "images", "scores"))
     if not len(rows):
         raise UserError(f"none of {len(split):,} images of {split.name} can be read, so none can be explained")
-    return Explained(rows.astype(np.int64), images, scores, joined, output["grid"])
+    return Explained(rows.astype(np.int64), images, scores, joined, tuple(map(int, output["grid"])))
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a step's result that is copied to the host: the mask, the grid, and arrays by name."""
-    prediction = output["prediction"]
-    arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
-    arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}
-    arrays |= {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
-    return {"mask": output["mask"], "arrays": arrays, "grid": prediction.grid}
+    arrays = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(output["logits"])}
+    for kind in ("gates", "attention"):
+        arrays |= {f"{kind}/{name}": weights.astype(np.float16) for name, weights in output[kind].items()}
+    return {"mask": output["mask"], "arrays": arrays, "grid": output["grid"]}
 
 
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import numpy as np
@@ -13,21 +13,31 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.features import FeatureTable, Kinds, open_feature_table
+from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import SkippedImages, Split, unlabeled
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import make_feature_step
 from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.array_types import Arrays
-from mlmoe_jax.runtime.batches import run_batches
+from mlmoe_jax.runtime.batches import even_batch, run_batches
 from mlmoe_jax.runtime.progress import Progress, megabytes, status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.version import __version__
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """The features of an image by kind, None if it could not be read, and then the reason."""
+
+    image: str
+    features: Arrays | None = None
+    error: str = ""
 
 
 class FeatureExtractor:
@@ -75,6 +85,24 @@ class FeatureExtractor:
         size = self.batch_size
         progress = Progress(f"features of {split.name}", -(-len(split) // size), size)
         return self.compute(build_loader(self.config.data, split, batch_size=size, labels=False), progress)
+
+    def even_batch(self, images: int) -> int:
+        """Return `batches.even_batch` for batches of about `batch_size` images on the devices of the mesh."""
+        return even_batch(images, self.batch_size, self.mesh.size)
+
+    def row_features(
+        self, images: Images, rows: Sequence[int], *, batch_size: int, progress: Progress
+    ) -> Iterator[tuple[int, ImageFeatures]]:
+        """Yield (row, features) of images as `Predictor.label_rows` yields labels."""
+        split, kinds = unlabeled(images), self.kinds()
+        loader = build_loader(self.config.data, split, batch_size=batch_size, labels=False, rows=rows)
+        for batch in self.compute(loader, progress):
+            for at, row in enumerate(batch["id"].tolist()):
+                if batch["mask"][at]:
+                    yield row, ImageFeatures(split.ids[row], {kind: batch[kind][at] for kind in kinds})
+                else:
+                    [(_, name, error)] = SkippedImages(split, [row]).table()
+                    yield row, ImageFeatures(name, error=error)
 
     def compute(self, loader: Iterator[Arrays], progress: Progress) -> Iterator[Arrays]:
         """Yield the features of the batches of a loader as `batches` does."""

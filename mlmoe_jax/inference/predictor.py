@@ -22,7 +22,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.inference.output_names import OutputNames, read_output_names
 from mlmoe_jax.inference.ranks import LEAST_IMAGES, LEAST_LABELS, LEAST_RANK, Ranks, best_ranked
-from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.attributes import assign
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.runs.decisions import Thresholds, read_thresholds, stored_thresholds
@@ -74,9 +73,6 @@ class LabeledImage:
 class Predictor:
     """A trained model that labels images.
 
-    With several processes, all processes must make the same calls with the same images. Each process reads a part of
-    each batch and receives the results of all images.
-
     Args:
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.decisions.Thresholds`; None if they were not fitted.
@@ -105,7 +101,7 @@ class Predictor:
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
         self._data.update(plan_for_few_images(self._data.threads, self._data.workers))
-        self._steps = [make_eval_step(run), make_eval_step(run, returns=["gates"])]  # without and with gates
+        self._steps = [run.eval_step(), run.eval_step("gates")]
 
     @classmethod
     def from_run(cls, workdir: PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
@@ -277,8 +273,7 @@ class Predictor:
         `batch_size` is over all devices, a multiple of their number. Raises UserError if the scores are not finite.
         """
         run = self.run
-        step = make_eval_step(run, returns=["features"])
-        for output in self._all_outputs(step, unlabeled(_as_images(images)), batch_size, task):
+        for output in self._all_outputs(run.eval_step("features"), unlabeled(_as_images(images)), batch_size, task):
             read = (output["id"] >= 0) & (output["mask"] > 0)
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
@@ -316,7 +311,7 @@ class Predictor:
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
         ):
-            require_finite(output["logits"][output["mask"] > 0])
+            require_finite_logits(output["logits"][output["mask"] > 0])
             yield output
 
     def _batch_results(
@@ -326,7 +321,7 @@ class Predictor:
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
-            if not read[at]:  # this or another process could not read it; `table` finds the reason
+            if not read[at]:  # it could not be read; `table` finds the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
                 yield row, LabeledImage(name, error=error)
                 continue
@@ -385,7 +380,7 @@ def _as_images(images: Sequence[ImageLike] | Images) -> Images:
     return images if isinstance(images, Images) else MixedImages(images)
 
 
-def require_finite(logits: np.ndarray) -> None:
+def require_finite_logits(logits: np.ndarray) -> None:
     """Raise UserError if a logit is not finite."""
     if not np.isfinite(logits).all():
         raise UserError("the model returns non-finite scores: its training has diverged; train it again")

@@ -41,7 +41,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import find_devices
 from mlmoe_jax.runtime.text import printable, quantity
 
-BATCH = 32  # texts per call of the tower
+TEXTS_PER_CALL = 32  # texts per call of the tower
 # The place of a name in a template, with the words that make no sense without it: "a photo of the {}" is "a photo".
 _PLACE = re.compile(r"\s*(\bof\s+)?(\b(an?|the)\s+)?\{\}\w*")
 
@@ -120,17 +120,12 @@ def encode_names(
         template has no {}, a text has more tokens than the tower reads, or two labels have equal tokens.
     """
     entry = text_entry(backbone)
-    templates = tuple(templates) or entry.templates
-    for template in templates:
-        if "{}" not in template:
-            raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
-    if canonical_texts:
-        templates = tuple(canonical(template, "{}") for template in templates)
+    templates = _list_templates(templates or entry.templates, canonical_texts)
     groups = _texts_of(labels, templates, canonical_texts, background=entry.contrast)
-    tokens, valid = _tokenize(backbone, [text for group in groups for text in group])
+    tokens, valid = tokenize(backbone, [text for group in groups for text in group])
     ends = np.cumsum([len(group) for group in groups])[:-1]
     _require_different(labels, np.split(tokens, ends), backbone)
-    encoded, similarity = _encode_tokens(backbone, tokens, valid, weights)
+    encoded, similarity = encode_tokens(backbone, tokens, valid, weights)
     vectors = np.stack([mean_direction(part) for part in np.split(encoded, ends)])
     return NameVectors(
         names=tuple(label.name for label in labels),
@@ -142,6 +137,13 @@ def encode_names(
         fingerprint=_fingerprint(backbone, weights),
         **_comparison(similarity),
     )
+
+
+def _list_templates(templates: Sequence[str], canonical_texts: bool) -> tuple[str, ...]:
+    for template in templates:
+        if "{}" not in template:
+            raise UserError(f"the template '{template}' has no {{}} for the name of a label; add it")
+    return tuple(canonical(template, "{}") for template in templates) if canonical_texts else tuple(templates)
 
 
 def _texts_of(
@@ -180,17 +182,7 @@ def _comparison(similarity: Similarity) -> dict[str, Any]:
     }
 
 
-def encode_texts(
-    backbone: str, texts: Sequence[str], *, weights: str = "auto"
-) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
-    """Return the vectors of texts, not normalized, and the parameters for their comparison with images.
-
-    `encode_names` describes `backbone`, `weights` and the errors.
-    """
-    return _encode_tokens(backbone, *_tokenize(backbone, texts), weights)
-
-
-def _tokenize(backbone: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def tokenize(backbone: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens i32[n,t] of texts, and bool[n,t], False for padding; UserError if a text has too many."""
     entry = text_entry(backbone)
     tokenizer = open_tokenizer(locate(entry.tokenizer), entry)
@@ -202,10 +194,13 @@ def _tokenize(backbone: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarr
     return tokenizer.encode(texts)
 
 
-def _encode_tokens(
+def encode_tokens(
     backbone: str, tokens: np.ndarray, valid: np.ndarray, weights: str
 ) -> tuple[Float32[np.ndarray, "n e"], Similarity]:
-    """Return the result of `encode_texts` for the result of `_tokenize`."""
+    """Return the vectors f32[n,e] of texts, not normalized, and the parameters for their comparison with images.
+
+    `tokens` and `valid` are results of `tokenize`. `encode_names` describes `backbone`, `weights` and the errors.
+    """
     count = len(tokens)
     status(f"encoding {quantity(count, 'text')} by the text tower of {backbone}")
     tower, tokens = load_text_tower(text_entry(backbone).shape, _find_tower(backbone, weights), tokens)
@@ -214,8 +209,8 @@ def _encode_tokens(
     encode = jax.jit(lambda values, *given: definition.merge(values)(*given), compiler_options=options)
     vectors = []
     with jax.default_matmul_precision("highest"):
-        for start in range(0, count, BATCH):
-            rows = np.arange(start, start + BATCH) % count  # the last batch is filled up
+        for start in range(0, count, TEXTS_PER_CALL):
+            rows = np.arange(start, start + TEXTS_PER_CALL) % count  # the last batch is filled up
             vectors.append(np.asarray(encode(values, tokens[rows], valid[rows]), np.float32))
     return np.concatenate(vectors)[:count], tower.similarity
 

@@ -93,16 +93,16 @@ def make_eval_step(
 
     `values` are the trainable parameters and the batch statistics, `frozen` are the frozen parameters, and `batch` is a
     batch of `data.pipeline`. The step returns a dictionary with `logits` f32[B,K], with `id` and `mask` of the batch,
-    and with the fields `returns` of Prediction, such as the gates {name: f32[B or 1,K,E]}. Features and maps need a
-    batch of images. Every process receives the results of the global batch.
+    and with `returns`: fields of Prediction, such as the gates {name: f32[B or 1,K,E]}, or "image" of the batch.
+    Features, attention and maps need a batch of images. Every process receives the results of the global batch.
     """
-    explains = not {"gates"}.issuperset(returns)
+    explains = not {"gates", "image"}.issuperset(returns)
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         values = {**values, **frozen}
         prediction, _ = apply_model(placed, values, batch, return_attention=explains)
-        outputs = {name: getattr(prediction, name) for name in ("logits", *returns)}
-        return {**outputs, "id": batch["id"], "mask": batch["mask"]}
+        known = {**batch, **vars(prediction)}
+        return {name: known[name] for name in ("logits", "id", "mask", *returns)}
 
     return jit_step(step, placed.mesh)
 

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
@@ -19,11 +19,11 @@ from safetensors.numpy import load, save
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.apply import PlacedModel
+from mlmoe_jax.models.apply import PlacedModel, make_eval_step
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
@@ -93,6 +93,10 @@ class Run(PlacedModel):
     def step(self) -> int:
         """The training step at which the values were selected."""
         return self.notes["step"]
+
+    def eval_step(self, *returns: str) -> Callable[[Params, Params, Batch], dict[str, Any]]:
+        """Return the jitted step of the model, step(values, frozen, batch), see `apply.make_eval_step`."""
+        return make_eval_step(self, returns=returns)
 
     def open_split(self, name: str, data_config: ConfigDict | None = None) -> Split:
         """Open a split with the labels and the tree of the run.
@@ -314,17 +318,24 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, parts.learned, mesh)
-    latest = which in (LATEST, RAW)
-    averaged = which == LATEST and bool(read_config(folder).ema.decay)
+    if which in (LATEST, RAW):
+        return _restore_latest(folder, parts, mesh, averaged=which == LATEST and bool(read_config(folder).ema.decay))
+    return _restore_items(folder, mesh, {"selected": parts.learned}, None if which == BEST else int(which))
+
+
+def _restore_latest(folder: RunFolder, parts: Parts, mesh: Mesh, *, averaged: bool) -> checkpoint.Restored:
     fields = {"ema": parts.learned} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
-    items = abstract_shards({"state": fields} if latest else {"selected": parts.learned}, mesh)
-    step = None if latest or which == BEST else int(which)
+    restored = _restore_items(folder, mesh, {"state": fields})
+    merged = {path: value for part in restored.state.values() for path, value in part.items()}
+    notes = {**restored.notes, "step": restored.step, "kind": "ema" if averaged else "raw", "split": ""}
+    return replace(restored, selected=merged, notes=notes)
+
+
+def _restore_items(
+    folder: RunFolder, mesh: Mesh, items: dict[str, Any], step: int | None = None
+) -> checkpoint.Restored:
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore(manager, **items, step=step)
+        restored = checkpoint.restore(manager, **abstract_shards(items, mesh), step=step)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
-    if latest:
-        merged = {path: value for part in restored.state.values() for path, value in part.items()}
-        notes = {**restored.notes, "step": restored.step, "kind": "ema" if averaged else "raw", "split": ""}
-        restored = replace(restored, selected=merged, notes=notes)
     return restored

@@ -1,9 +1,7 @@
 """Device memory: how much a compiled program needs, and how much a device has."""
 
 import contextlib
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -15,12 +13,6 @@ TRAINING_ADVICE = (
     "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
     "bfloat16"
 )
-
-
-def device_bytes(tree: Any) -> int:
-    """Return the bytes that a tree of sharded arrays or ShapeDtypeStructs takes on one device, without padding."""
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def device_capacity(device: jax.Device) -> tuple[int | None, str]:

@@ -1,6 +1,5 @@
 import pytest
 
-from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.config import (
     apply_overrides,
     default_config,
@@ -11,6 +10,7 @@ from mlmoe_jax.config import (
     to_json,
     validate,
 )
+from mlmoe_jax.config.reference import describe_config
 from mlmoe_jax.config.table import KEYS
 from mlmoe_jax.data.sources.catalog import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS

@@ -9,7 +9,7 @@ from helpers.tables import lines, listed, opened, settings, widths, write, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.apps.tools.predict_files import ResultRows
+from mlmoe_jax.apps.tools.result_rows import ResultRows
 from mlmoe_jax.data.images import ImageNames
 from mlmoe_jax.data.names import split_key
 from mlmoe_jax.data.sources.open import open_split, open_splits

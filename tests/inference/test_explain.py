@@ -68,14 +68,14 @@ def compiled():
 @pytest.fixture(autouse=True)
 def compile_once(monkeypatch, compiled):
     """Lets all tests of a run share its steps, which take longer to compile than to run."""
-    make = explain.make_explain_step
+    make = Run.eval_step
 
-    def once(definition, *parts):
-        if id(definition) not in compiled:
-            compiled[id(definition)] = make(definition, *parts)
-        return compiled[id(definition)]
+    def once(run, *returns):
+        if id(run.definition) not in compiled:
+            compiled[id(run.definition)] = make(run, *returns)
+        return compiled[id(run.definition)]
 
-    monkeypatch.setattr(explain, "make_explain_step", once)
+    monkeypatch.setattr(Run, "eval_step", once)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from mlmoe_jax.data.labels.name_vectors import LabelName, mean_direction, unit
 from mlmoe_jax.data.labels.space import label_space_of
 from mlmoe_jax.inference import text_encoder
 from mlmoe_jax.inference.by_names import names_origin
-from mlmoe_jax.inference.text_encoder import encode_file, encode_names, encode_texts, vectors_for
+from mlmoe_jax.inference.text_encoder import encode_file, encode_names, encode_tokens, tokenize, vectors_for
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.text.catalog import TEXT_CATALOG
 from tools.parity import text_towers as twins
@@ -20,10 +20,14 @@ from tools.parity.vit import image
 TWINS = ["siglip2", "clip_quick_gelu"]
 
 
+def encode_texts(backbone: str, texts: list[str]) -> tuple:
+    return encode_tokens(backbone, *tokenize(backbone, texts), weights="auto")
+
+
 @pytest.fixture
 def twin(tmp_path, monkeypatch):
     """A function that puts a twin into the catalog, and returns the name of its backbone; batches are small."""
-    monkeypatch.setattr(text_encoder, "BATCH", 2)
+    monkeypatch.setattr(text_encoder, "TEXTS_PER_CALL", 2)
     return lambda name: use_twin(monkeypatch, tmp_path / "cache", name)
 
 
@@ -69,8 +73,8 @@ def test_a_vector_does_not_depend_on_the_texts_beside_it(twin):
 
 def test_the_background_of_a_softmax_model_is_its_templates_without_a_name(twin, monkeypatch):
     backbone, seen = twin("clip_quick_gelu"), []
-    tokenize = text_encoder._tokenize
-    monkeypatch.setattr(text_encoder, "_tokenize", lambda b, texts: seen.append(texts) or tokenize(b, texts))
+    tokenize = text_encoder.tokenize
+    monkeypatch.setattr(text_encoder, "tokenize", lambda b, texts: seen.append(texts) or tokenize(b, texts))
     templates = ["a photo of the {}.", "art of a {}", "a {} in a video game.", "an X-ray of {}s, from the side"]
     vectors = encode_names(backbone, [LabelName("cat")], templates)
     without = ["a photo.", "art", "in a video game.", "an X-ray, from the side"]

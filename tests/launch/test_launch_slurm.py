@@ -22,9 +22,9 @@ def test_the_documented_command_starts_the_documented_tasks(machines):
     assert (machines.root / ".venv" / "made-from-cuda.txt").exists()
 
 
-@pytest.mark.parametrize(("output", "seconds"), [("labels/", 0), ("labels.csv", 300)])
-def test_workers_on_parts_are_not_ended_after_another(machines, output, seconds):
-    succeeded(machines(f"sbatch launch/slurm.sbatch predict --images=photos --output={output}"))
+@pytest.mark.parametrize(("command", "seconds"), [("predict --images=photos", 0), ("features --config=vpt", 300)])
+def test_workers_on_parts_are_not_ended_after_another(machines, command, seconds):
+    succeeded(machines(f"sbatch launch/slurm.sbatch {command} --output=labels/"))
     [call] = machines.calls("srun")
     assert f"--wait={seconds}" in call
 

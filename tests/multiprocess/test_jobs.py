@@ -118,27 +118,6 @@ def test_processes_equal_one_with_as_many_devices_bit_for_bit(start_job, config_
     assert_same_training(RunFolder(tmp_path / "two"), RunFolder(tmp_path / "one"))
 
 
-@pytest.mark.slow
-def test_three_processes_predict_as_one_does(start_job, config_file, backbone, tmp_path):
-    folder = tmp_path / "run"
-    train(load_config(str(config_file), [("train.epochs", "1")]), RunFolder(folder))
-    tables = []
-    for count in (3, 1):
-        output = tmp_path / f"by-{count}.csv"
-        images = f"--images={config_file.parent / 'test'}"
-        job = start_job(count, "--mode=predict", f"--workdir={folder}", images, f"--output={output}")
-        assert job.wait() == [2] * count, "one image is broken"
-        assert "12 of 13 images labeled" in job.printed(0)
-        assert all(job.printed(number) == "" for number in range(1, count))
-        with open(output) as file:
-            tables.append(list(csv.DictReader(file)))
-    for ours, wanted in zip(*tables, strict=True):
-        assert all(ours[name] == wanted[name] for name in ("image", "labels", "error"))
-        if not wanted["error"]:
-            ours, wanted = ([float(row[name]) for name in ("cat", "dog", "fox")] for row in (ours, wanted))
-            np.testing.assert_allclose(ours, wanted, atol=2e-6)  # the file has six digits
-
-
 # ---------------------------------------------------------------------------------------------------------------- death
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "victim"), [(4, 2), (2, 0)])

@@ -9,8 +9,7 @@ from helpers import hub_site
 from helpers.tensor_files import changed
 from huggingface_hub import constants
 
-from mlmoe_jax.apps.hub.upload import upload_model
-from mlmoe_jax.pretrained.hub_models import fetch_model
+from mlmoe_jax.pretrained.hub_models import fetch_model, upload_model
 from mlmoe_jax.runtime.hub import Address, parse_address
 from mlmoe_jax.runtime.storage import Folder
 

@@ -1,8 +1,6 @@
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.runtime import memory
 
@@ -36,9 +34,3 @@ def test_donated_arguments_count_once():
     sizes = {"arguments": 100, "outputs": 50, "aliased": 40, "temporaries": 30, "code": 5, "peak": 0}
     assert memory.required_bytes(sizes) == 145
     assert memory.required_bytes({**sizes, "peak": 200}) == 200, "the compiler reports more"
-
-
-def test_device_bytes_are_those_of_one_device():
-    where = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("all",)), PartitionSpec())
-    tree = {"a": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16, sharding=where), "b": jnp.zeros(7)}
-    assert memory.device_bytes(tree) == 30 + 28

@@ -16,7 +16,6 @@ from helpers.tables import settings, write
 from safetensors.numpy import load_file, save_file
 
 from mlmoe_jax.apps.export.run import export_run
-from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
@@ -30,6 +29,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run
 from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.training import initialization
+from mlmoe_jax.training.import_run import import_run
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
 

@@ -10,7 +10,6 @@ from helpers import scored_run, tiny
 from helpers.refusals import Refusal, each, run_command
 from helpers.runs import published_config, recipe, write_published
 
-from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.mosaics import split_cells
@@ -18,6 +17,7 @@ from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training import loop, optim
+from mlmoe_jax.training.import_run import import_run
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.label_prior import read_prior
 from mlmoe_jax.training.logistic.penalty_search import fit_logistic

@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.audit.label_quality import HALF, Limits, image_quality, self_confidence
 from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
-from mlmoe_jax.config import default_config
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
@@ -147,7 +147,7 @@ def probe_config(config: ConfigDict) -> ConfigDict:
 
     The copy has no prompts and no adapters, freezes the backbone, and holds no training images out for validation.
     """
-    config, plain = config.copy_and_resolve_references(), default_config()
+    config, plain = config.copy_and_resolve_references(), configuration.default_config()
     for section in ("head", "prompts", "adapters"):
         config.model[section] = plain.model[section]
     config.model.backbone.batch_norm, config.trainable = "frozen", ((r"^backbone/", False), (r"", True))

@@ -12,6 +12,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
@@ -108,11 +109,11 @@ def _warn_of_unread(overrides: KeyValues, mode: str, *, trained: bool = True) ->
     `trained` is whether the command uses a trained model. If so, a key that cannot be set for a trained model raises
     UserError.
     """
-    from mlmoe_jax.config import find_unread, require_changeable
+    import mlmoe_jax.config as configuration
 
     if trained:
-        require_changeable(overrides)
-    for key in find_unread(overrides, COMMANDS[mode].stages):
+        configuration.require_changeable(overrides)
+    for key in configuration.find_unread(overrides, COMMANDS[mode].stages):
         logging.getLogger(__name__).warning(f"{key} has no effect in mlmoe {mode}")
 
 
@@ -289,7 +290,7 @@ def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
 )
 def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
-    from mlmoe_jax.apps.tools.import_run import import_run
+    from mlmoe_jax.training.import_run import import_run
 
     import_run(config, folder)
     return Outcome([f"run folder: {folder}"])
@@ -303,7 +304,7 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     needs=("workdir",),
     flags=("verbose", "checkpoint"),
     together=True,
-    stages=("data", "image", "score", "measure"),
+    stages=("data", "image", "score", "measure", "report"),
 )
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags.workdir)
@@ -398,8 +399,7 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
         *("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
         *("column", "part-size", "worker", "every", "per-video", "rename", "leave-out"),
     ),
-    together=True,
-    independent=lambda flags: wants_parts(flags.output, flags.format),
+    independent=lambda flags: True,
     output="a .csv or .jsonl file; a folder for parts of many images, which the same command completes; a "
     "file or folder of the --format; or - for stdout (default: predictions.csv, selected.csv with --select, "
     ".jsonl with --gates, or stdout with --json)",
@@ -414,16 +414,22 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         raise UserError("--per-video writes one table of scores; give --output=FILE.csv, and no --select or --gates")
     _warn_of_unread(overrides, "predict", trained=bool(flags.workdir))
     if in_parts:
-        return _predict_parts(flags, overrides)
-    if flags.worker or flags.part_size:
-        raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
-    open_predictor, place = _model_to_predict(flags, overrides)
+        _require_folder_of_parts(flags)
+        options = _part_options(flags, flags.format)
+    else:
+        _require_one_process(flags)
+    open_predictor = _model_to_predict(flags, overrides)
+    labeling = {"batch_size": flags.batch_size, "top_k": flags.top_k, "gates": flags.gates}
+    if in_parts:
+        from mlmoe_jax.apps.tools.label_parts import label_parts
+
+        return label_parts(open_predictor, options, **labeling)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
     target = choose_target(
         flags.output,
-        RunFolder(place),
+        RunFolder("." if flags.names or is_read_only(flags.workdir) else flags.workdir),
         json_lines=flags.json,
         gates=flags.gates,
         form=flags.format,
@@ -433,28 +439,34 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
         open_predictor,
         flags.images,
         target,
-        batch_size=flags.batch_size,
-        top_k=flags.top_k,
-        gates=flags.gates,
         select=flags.select,
         count=flags.count,
         column=flags.column,
         every=flags.every,
         per_video=flags.per_video,
+        **labeling,
     )
 
 
-def _predict_parts(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.label_parts import label_parts
-
+def _require_folder_of_parts(flags: Namespace) -> None:
     if flags.select:
         raise UserError("--select writes one file; give --output=FILE.csv, or leave --output out")
     if not wants_parts(flags.output, None):
         given = f", not {flags.output}" if flags.output else ""
         raise UserError(f"--format={flags.format} is for parts of a corpus; give --output=FOLDER/{given}")
-    options = _part_options(flags, flags.format)
-    open_predictor, _ = _model_to_predict(flags, overrides)
-    return label_parts(open_predictor, options, batch_size=flags.batch_size, top_k=flags.top_k, gates=flags.gates)
+
+
+def _require_one_process(flags: Namespace) -> None:
+    """Raise UserError if flags are for parts, or the job has other processes: together they write only parts."""
+    from mlmoe_jax.runtime import distributed
+
+    if flags.worker or flags.part_size:
+        raise UserError("--worker and --part-size are for parts of a corpus; give --output=FOLDER/")
+    _, count = distributed.stand_alone()
+    if count > 1:
+        raise UserError(
+            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes parts, or start one process"
+        )
 
 
 def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
@@ -473,20 +485,22 @@ def _part_options(flags: Namespace, form: str | None = None) -> PartOptions:
     )
 
 
-def _model_to_predict(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
-    """Return a function that opens the model of `mlmoe predict` with new names, and the default folder."""
-    open_model, place = _find_model(flags, overrides)
-    return lambda: open_model().rename(flags.rename, flags.leave_out), place
+def _trained_model(flags: Namespace, overrides: KeyValues) -> Callable[[], Predictor]:
+    """Return a function that opens the model of --workdir; UserError if there is no trained model."""
+    folder = _open_model(flags.workdir)
+    folder.require_model()
+    from mlmoe_jax.inference.predictor import Predictor
+
+    predictor = partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint)
+    return lambda: predictor().rename(flags.rename, flags.leave_out)
 
 
-def _find_model(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Predictor], str]:
-    """Return a function that opens the model of `mlmoe predict`, and the default folder of the output.
+def _model_to_predict(flags: Namespace, overrides: KeyValues) -> Callable[[], Predictor]:
+    """Return a function that opens the model of `mlmoe predict`.
 
     The model is in the run folder --workdir, or is made from the label names in --names. Raises UserError unless
     exactly one of these two flags is given.
     """
-    from functools import partial
-
     if bool(flags.workdir) == bool(flags.names):
         raise UserError(
             "mlmoe predict needs --workdir=FOLDER, a trained model, or --names=FILE, the names of labels; give one"
@@ -494,19 +508,15 @@ def _find_model(flags: Namespace, overrides: KeyValues) -> tuple[Callable[[], Pr
     if flags.workdir:
         if flags.backbone:
             raise UserError("--backbone is for --names; a run has a backbone, so leave it out")
-        folder = _open_model(flags.workdir)
-        folder.require_model()
-        from mlmoe_jax.inference.predictor import Predictor
-
-        place = "." if is_read_only(flags.workdir) else flags.workdir
-        return partial(Predictor.from_run, folder.path, overrides, checkpoint=flags.checkpoint), place
+        return _trained_model(flags, overrides)
     if flags.checkpoint != "best":
         raise UserError("--checkpoint is for --workdir; names have no checkpoints, so leave it out")
     from mlmoe_jax.inference.by_names import names_origin
 
     cache_programs()
     ranked = all(key != "eval.threshold" for key, _ in overrides)
-    return partial(names_origin(flags.names, flags.backbone or "", overrides).predictor, ranked=ranked), "."
+    predictor = partial(names_origin(flags.names, flags.backbone or "", overrides).predictor, ranked=ranked)
+    return lambda: predictor().rename(flags.rename, flags.leave_out)
 
 
 @_command(
@@ -523,17 +533,9 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     serving.require_libraries()
     from mlmoe_jax.apps.serving.server import serve
 
-    folder = _open_model(flags.workdir)
+    open_predictor = _trained_model(flags, overrides)
     _warn_of_unread(overrides, "serve")
-    return serve(
-        folder,
-        overrides,
-        host=flags.host,
-        port=flags.port,
-        checkpoint=flags.checkpoint,
-        rename=flags.rename,
-        leave_out=flags.leave_out,
-    )
+    return serve(open_predictor, host=flags.host, port=flags.port)
 
 
 @_command(
@@ -654,11 +656,11 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
         from mlmoe_jax.apps.tools.pack import pack
 
         return pack(config, flags.output)
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.label_files import write_labels
-    from mlmoe_jax.config import find_unread
 
     # Labels are written as a training reads them.
-    for key in find_unread(overrides, ("data", "image", "train")):
+    for key in configuration.find_unread(overrides, ("data", "image", "train")):
         raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
     return write_labels(config, flags.format, flags.output)
 
@@ -698,10 +700,10 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
 def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     if bool(flags.config) == bool(flags.configs):
         raise UserError("mlmoe summary needs either --config=FILE or --configs=FILE,FILE,…")
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
-    from mlmoe_jax.config import split_references
 
-    references = split_references(flags.configs) if flags.configs else [flags.config]
+    references = configuration.split_references(flags.configs) if flags.configs else [flags.config]
     costs = {reference: count_cost(_load_config(reference, overrides, flags.mode)) for reference in references}
     return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 

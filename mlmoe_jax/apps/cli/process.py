@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if topics := [word.removeprefix(_TOPIC) for word in arguments if word.startswith(_TOPIC)]:
-        from mlmoe_jax.apps.cli.reference import describe_config
+        from mlmoe_jax.config.reference import describe_config
 
         print("\n\n".join(map(describe_config, topics)))
         return DONE

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, MAP, PROBABILITY, Export, ExportTarget
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.apply import apply_model, make_eval_step
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.pretrained.peft import write_peft
@@ -66,8 +66,7 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
 
 def outputs_of(run: Run, pixels: np.ndarray, outputs: Sequence[str] = (PROBABILITY,)) -> dict[str, np.ndarray]:
     """Return what a run computes for images u8[N,H,W,3] of its image size, {output: f32[N,…]}; see `program_of`."""
-    fields = {*outputs} - {PROBABILITY}
-    step = make_eval_step(run, returns=fields)
+    step = run.eval_step(*({*outputs} - {PROBABILITY}))
     devices, found = run.mesh.size, list[dict[str, np.ndarray]]()
     size = devices * min(8, math.ceil(len(pixels) / devices))
     for first in range(0, len(pixels), size):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.merge import merge_run
 from mlmoe_jax.apps.export.program import Program, image_shape, outputs_of, program_of, require_equal
@@ -27,7 +28,6 @@ from mlmoe_jax.apps.export.targets import (
     Export,
     ExportTarget,
 )
-from mlmoe_jax.config import portable
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.errors import UserError, reason_of, success
 from mlmoe_jax.inference.predictor import Predictor
@@ -242,7 +242,7 @@ def describe_model(predictor: Predictor, kind: str, outputs: Sequence[str]) -> d
     Raises UserError if the model lacks one of `outputs`.
     """
     run, size = predictor.run, predictor.run.preprocess.image_size
-    config = portable(run.config)
+    config = configuration.portable(run.config)
     return {
         "format": kind,
         "made_with": {"mlmoe_jax": __version__, "jax": jax.__version__},

@@ -39,16 +39,14 @@ _LAYOUTS = (
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 
-def write_card(
-    run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str
-) -> str:
+def write_card(run: RunFolder, folder: RunFolder, address: Address, license_name: str) -> str:
     """Return the text of the model card of a run, which must have results.
 
     `folder` has all files of the shared model except the card. `address` is the address of the model on the hub,
-    `config` the shared config, and `space` the label space. `license_name` is a license identifier of the Hugging Face
-    hub, such as apache-2.0; "" = not chosen.
+    and `license_name` a license identifier of the Hugging Face hub, such as apache-2.0; "" = not chosen.
     """
-    files, name = RunFiles(run), address.repository.partition("/")[2]
+    files, shared, name = RunFiles(run), RunFiles(folder), address.repository.partition("/")[2]
+    config, space = shared.config, shared.label_space
     results = {split: entry.metrics for split, entry in files.results.items()}
     card = ModelCard.from_template(
         _metadata(name, config, results, files.main, license_name),
@@ -61,8 +59,8 @@ def write_card(
         config=config,
         adapters=describe_adapters(config),
         weights=catalog.entry(config.model.backbone.name).weights,
-        published=not (folder / FROZEN).exists(),
-        fingerprint=folder.read_json("backbone.json")["fingerprint"],
+        published=not shared.has(FROZEN),
+        fingerprint=shared.backbone["fingerprint"],
         space=space,
         data=_data_set(config),
         main=files.main,

@@ -9,19 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlmoe_jax.apps.hub.card import write_card
-from mlmoe_jax.apps.hub.upload import require_token, upload_model
-from mlmoe_jax.config import portable
 from mlmoe_jax.errors import success
 from mlmoe_jax.evaluation.results import write_split_results
 from mlmoe_jax.evaluation.stored_run import StoredRun
-from mlmoe_jax.runs.decisions import read_thresholds, write_thresholds
-from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
-from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
+from mlmoe_jax.pretrained.hub_models import require_token, upload_model
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.share import write_shared_model
+from mlmoe_jax.runs.shared_model import CARD, FILES
 from mlmoe_jax.runtime.hub import Address, parse_address
 from mlmoe_jax.runtime.progress import megabytes
-from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.runtime.storage import atomic_folder, edit_note, require_new
+from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
 
 
@@ -70,20 +67,11 @@ def push(
 def write_shared(folder: RunFolder, target: RunFolder, address: Address, license_name: str) -> bool:
     """Write the files of a shared model to the existing folder `target`, with the card for `address`, see `push`.
 
-    Returns True if the newest checkpoint of the run is damaged and an older checkpoint was used. Raises UserError if
-    the run has no results, or under the conditions of `open_run`.
+    Returns the result of `write_shared_model`. Raises UserError if the run has no results, or under the conditions of
+    `open_run`.
     """
-    config, space = read_run(folder, own=True)
     results = {split: replace(entry, scores="") for split, entry in StoredRun(folder).require_results().items()}
-    parts = parts_of_run(folder, config, space)
-    restored = restored_values(folder, parts, make_mesh(config.mesh))
-    thresholds, shared = read_thresholds(folder), portable(config)
-    write_adapter(target, restored.selected, restored.notes)
-    preprocess = read_preprocess(folder, config)
-    write_run_metadata(target, shared, space, preprocess, parts)
-    write_thresholds(target, thresholds)
-    edit_note(target / THRESHOLDS).unlink()
+    outdated = write_shared_model(folder, target)
     write_split_results(target, results, keep_others=False)
-    card = write_card(folder, target, address, shared, space, license_name)
-    target.write_text(CARD, card)
-    return restored.step < restored.newest
+    target.write_text(CARD, write_card(folder, target, address, license_name))
+    return outdated

@@ -99,11 +99,8 @@ class Measurements:
         runs = self._request.repeat(row.recipe)
         measured = [self._measure_run(run, row) for run in runs]
         if row.subtracted is not None:
-            others = [self._measure_run(run, row) for run in self._request.repeat(row.subtracted)]
-            measured = [
-                {column: one[column] - other[column] for column in one.keys() & other.keys()}
-                for one, other in zip(measured, others, strict=True)
-            ]
+            others = (self._measure_run(run, row) for run in self._request.repeat(row.subtracted))
+            measured = list(map(_subtract, measured, others))
         values = {column: [one[column] for one in measured if column in one] for column in row.numbers}
         ours = {column: float(np.mean(found)) for column, found in values.items() if found}
         repeated = (column for column in ours.keys() - COSTS.keys() if len(values[column]) > 1)
@@ -146,6 +143,10 @@ class Measurements:
     def _cost(self, run: Recipe) -> dict[str, float]:
         counts = count_cost(self._request.load_config(run))
         return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
+
+
+def _subtract(values: dict[str, float], others: dict[str, float]) -> dict[str, float]:
+    return {column: values[column] - others[column] for column in values.keys() & others.keys()}
 
 
 def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) -> float:

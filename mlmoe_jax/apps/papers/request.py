@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.paper import (
     MINUS,
     Paper,
@@ -18,7 +19,6 @@ from mlmoe_jax.apps.papers.paper import (
     filter_rows,
     find_table,
 )
-from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.keys import KeyValues
 
@@ -67,7 +67,7 @@ class Request:
 
     def load_config(self, run: Recipe) -> ConfigDict:
         """Return the config of a run, with all overrides applied."""
-        return load_config(run.reference, self.run_overrides(run))
+        return configuration.load_config(run.reference, self.run_overrides(run))
 
 
 def parse_request(

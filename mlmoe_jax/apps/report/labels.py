@@ -9,10 +9,9 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Note, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.labels.graph import conditional_probabilities
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.runs.folder import COOCCURRENCE
 from mlmoe_jax.runtime.text import quantity
 
-MOST_LABELS = 80  # labels in a heat map
+MOST_MAPPED = 80  # labels in a heat map
 _SMALLEST = 0.005  # minimum p(b|a) of a cell in the heat map
 _TEXT = ("split", "a", "b")  # columns of cooccurrence.csv with names
 _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_neither")
@@ -21,7 +20,7 @@ _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_n
 def groups(files: RunFiles) -> list[Any]:
     """Return the table of co-occurrence (CO) and discriminative (DC) groups, heat maps of p(b|a), and overfitting."""
     space = files.label_space
-    frequent = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_LABELS])
+    frequent = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_MAPPED])
     text = (
         f"Computed from the labels of {space.images:,} training images. p(b|a) is the share of images with a that also "
         f"have b. Of {quantity(len(space.names), 'label')}, the heat maps show the {len(frequent)} most frequent."
@@ -41,7 +40,7 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> PageTable:
     for heading, group in sides.items():
         for number in np.unique(group):
             members = np.flatnonzero(group == number)
-            names = ", ".join(space.names[k] for k in members[:MOST_LABELS]) + ", …" * (len(members) > MOST_LABELS)
+            names = ", ".join(space.names[k] for k in members[:MOST_MAPPED]) + ", …" * (len(members) > MOST_MAPPED)
             rows.append([heading, int(number) + 1, len(members), names])
     columns = ["side", ("group", "count"), ("size", "count"), "labels"]
     return PageTable("group-table", columns, rows)
@@ -70,7 +69,7 @@ def _overfitting(files: RunFiles) -> list[PageTable]:
 
     An evaluation writes this file if there are pairs of labels that occur together in training.
     """
-    if not (rows := files.table(COOCCURRENCE)):
+    if not (rows := files.pairs):
         return []
     columns = [name if name in _TEXT else (name, "count" if name in _COUNTS else "number") for name in rows[0]]
     caption = "Co-occurrence overfitting: contents of cooccurrence.csv."

@@ -42,7 +42,7 @@ def mistakes(files: RunFiles) -> list[Any]:
     return [*parts, Details("Mistakes as tables", tables)] if tables else parts
 
 
-def list_images(files: RunFiles) -> list[Any]:
+def show_images(files: RunFiles) -> list[Any]:
     """Return cards of images with their labels, which can be filtered, and a table of the images with most mistakes."""
     predictions = files.predictions
     order = np.argsort(-predictions.mistakes, kind="stable")

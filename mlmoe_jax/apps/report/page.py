@@ -102,9 +102,9 @@ _COST = Need(
     "report --cost",
     COST,
 )
-SECTIONS = (
+SECTION_KINDS = (
     SectionKind("summary", "Summary", training.header),
-    SectionKind("images", "Images", mistakes.list_images, (_SCORES,)),
+    SectionKind("images", "Images", mistakes.show_images, (_SCORES,)),
     SectionKind("mistakes", "Most confident mistakes", mistakes.mistakes, (_SCORES,)),
     SectionKind("metrics", "Metrics", result_sections.metrics, (_RESULTS,)),
     SectionKind("labels", "Labels", result_sections.list_labels, (_LABELS,)),
@@ -158,7 +158,7 @@ def write_report(
 
 def render(files: RunFiles, bundle: str) -> str:
     """Return the HTML page about a run. `bundle` is the JavaScript library that draws charts, see `vega_bundle`."""
-    sections = [kind.describe(files) for kind in SECTIONS]
+    sections = [kind.describe(files) for kind in SECTION_KINDS]
     with damage_explained(files.folder / names.SAMPLE_INDEX):
         shared = samples.shared_data(files)
     return render_page(files.name, "Run report", sections, images=files.images, shared=shared, bundle=bundle)

@@ -15,8 +15,8 @@ from mlmoe_jax.apps.tools.compare import Comparison, MetricChange, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.measure import confusion_tables
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
-from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
-from mlmoe_jax.evaluation.metrics.reliability import Reliability, reliability
+from mlmoe_jax.evaluation.metrics.ranking import rank_all
+from mlmoe_jax.evaluation.metrics.reliability import reliability
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS, PREDICTIONS, THRESHOLD_MEANINGS
 from mlmoe_jax.runtime.text import percent
 
@@ -144,15 +144,16 @@ def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
 
 
 # ----------------------------------------------------------------------------------------------------------- scores
-def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarray:
+def precision_recall_points(scores: np.ndarray, positive: np.ndarray, valid: np.ndarray) -> np.ndarray:
     """Return the points of a precision-recall curve: recall, precision and threshold f64[T,3], by increasing threshold.
 
-    Each score of a positive is a threshold. If there are more than MOST_POINTS positives, only MOST_POINTS evenly
-    spaced positives are used, including the first and the last. `positives` are the scores f64[P] of the P positives,
-    and `ranking` has the counts for each positive.
+    All entries [N,K] that are valid are one list. Each score of a positive is a threshold. If there are more than
+    MOST_POINTS positives, only MOST_POINTS evenly spaced positives are used, including the first and the last.
     """
+    ranking = rank_all(scores, positive, valid)
     hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
-    points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
+    thresholds = np.sort(scores[positive & valid])
+    points = np.stack([hits / max(1, ranking.positives), hits / ranks, thresholds], axis=1)
     return points[np.unique(np.linspace(0, len(points) - 1, min(MOST_POINTS, len(points))).round().astype(int))]
 
 
@@ -161,7 +162,7 @@ def score_curves(files: RunFiles) -> list[Any]:
     entries = files.corrected.entries(files.main_settings.difficult)
     scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
-    points = precision_recall_points(rank_all(scores, positive, valid), scores[known])
+    points = precision_recall_points(scores, positive, valid)
     text = (
         f"On {files.main}: all {int(valid.sum()):,} scores pooled, {percent(known.sum() / valid.sum())} % of them "
         f"positive. Expected calibration error: {percent(bins.expected_calibration_error[0])} %, with "
@@ -172,14 +173,12 @@ def score_curves(files: RunFiles) -> list[Any]:
         text += f" The scores are corrected as fitted on {fitted['split']}; raw {percent(before)} %."
     ranked = charts.unit_curve(points, ("recall", "precision", "score at least"))
     alt = f"Precision over recall for all labels pooled on {files.main}"
-    plots = [Chart("precision-recall", "Precision and recall", ranked, alt), _calibration_chart(bins)]
+    plots = [Chart("precision-recall", "Precision and recall", ranked, alt), _calibration_chart(bins.points)]
     return [Note(text), Charts(plots)]
 
 
-def _calibration_chart(bins: Reliability) -> Chart:
-    """Return a chart of the share of positives over the mean score, with one point per bin that is not empty."""
-    used = bins.count[0] > 0
-    points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[used]
+def _calibration_chart(points: np.ndarray) -> Chart:
+    """Return a chart of the share of positives over the mean score, a point per bin; see `Reliability.points`."""
     spec = charts.unit_curve(points, ("mean score", "share of positives", "scores in the bin"), diagonal=True)
     alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
     return Chart("reliability", "Calibration", spec, alt)

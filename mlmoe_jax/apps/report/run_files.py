@@ -86,6 +86,16 @@ class RunFiles(StoredRun):
         """The content of cost.json, a result of `count_cost`; None if the file is missing."""
         return self.json(COST)
 
+    @property
+    def backbone(self) -> dict[str, Any] | None:
+        """The content of backbone.json; None if the file is missing."""
+        return self.json(files.BACKBONE)
+
+    @property
+    def pairs(self) -> list[Row]:
+        """The rows of cooccurrence.csv; [] if there are no pairs of labels that occur together in training."""
+        return self.table(files.COOCCURRENCE)
+
     @cached_property
     def selection(self) -> Selection | None:
         """The selected step of the newest checkpoint, without the parameter values; None without a checkpoint."""

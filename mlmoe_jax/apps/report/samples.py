@@ -13,7 +13,7 @@ from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.inference.explain import query_names
 from mlmoe_jax.models.outputs import LABELS
 
-MOST_LABELS = 80  # labels with gates per image
+MOST_GATED = 80  # labels with gates per image
 LISTED = 12  # labels per image: its present labels, then the labels with the highest scores
 MOST_QUERIES = 36  # per image and kind of attention map
 
@@ -41,13 +41,13 @@ def image_labels(samples: Samples, s: int, most: int) -> list[int]:
 
 
 def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
-    """Return the sorted indices of the at most MOST_LABELS labels whose gates are shown.
+    """Return the sorted indices of the at most MOST_GATED labels whose gates are shown.
 
     They are the most frequent labels of the sample images. Ties are broken by the frequency in training.
     """
     space, in_samples = files.label_space, (samples.codes == 1).sum(axis=0)
     in_training = np.zeros_like(in_samples) if space is None else space.positives
-    return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_LABELS])
+    return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_GATED])
 
 
 def _bytes(values: np.ndarray) -> str:

@@ -10,18 +10,16 @@ from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
-from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_matrix import few_positives
 from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.models.adapters.catalog import describe_adapters
-from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_POINTS = 500  # points of a curve
-MOST_LABELS, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
+MOST_RANKED, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
 _MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _MACS = (
     "MACs are multiply-adds per image. layers: as the prompt-tuning papers count, without attention, experts and "
@@ -47,10 +45,10 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
     """Return metric -> (low, high): 95 % intervals on the main split, as fractions, from a bootstrap over its images.
 
     For a large split, fewer than `resamples` resamples are used, but at least FEWEST. The result is {} if the run has
-    no stored scores or has more than MOST_LABELS labels.
+    no stored scores or has more than MOST_RANKED labels.
     """
     scored = files.scored
-    if scored is None or scored.codes.shape[1] > MOST_LABELS:
+    if scored is None or scored.codes.shape[1] > MOST_RANKED:
         return {}
     count = min(resamples, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
     entries = scored.entries(files.main_settings.difficult)
@@ -94,7 +92,7 @@ def header(files: RunFiles) -> list[Any]:
 
 
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
-    config, space, backbone = files.config, files.label_space, files.json(BACKBONE)
+    config, space, backbone = files.config, files.label_space, files.backbone
     model, adapters = config.model, describe_adapters(config)
     fixed = f", {backbone['frozen_parameters']:,} frozen parameters" if backbone else ""
     trained = f"{files.rows[-1]['step']:,} steps, with train.epochs={config.train.epochs}" if files.rows else ""
@@ -177,7 +175,7 @@ def settings(files: RunFiles) -> list[Any]:
 
     The last table has the time, devices and library versions of each start.
     """
-    default = configuration.flatten(default_config())
+    default = configuration.flatten(configuration.default_config())
     keys = [(key, repr(value), repr(default.get(key))) for key, value in configuration.flatten(files.config).items()]
     changed, same = [key for key in keys if key[1] != key[2]], [key[:2] for key in keys if key[1] == key[2]]
     columns = ["key", "value", "default"]

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import json
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -20,10 +20,11 @@ from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.request_images import read_body
-from mlmoe_jax.apps.serving.service import Options, Result, Service, require_readable
+from mlmoe_jax.apps.serving.service import RequestOptions, Result, Service, require_result
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runtime.files import MIB, open_regular, read_stream
 from mlmoe_jax.runtime.http import read_url
 from mlmoe_jax.runtime.storage import Folder
@@ -59,26 +60,16 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
             body = await read_body(request, service.limits)
             arrived(1)
             tasks, name, controls = await asyncio.to_thread(_parse_request, body, predictor.names)
-            control = controls[name]
-            addresses = [task.get(control.image_key) for task in tasks]
+            addresses = [task.get(controls[name].image_key) for task in tasks]
             results = await _label(service, task_images, addresses, arrived)
-        require_readable(results)
-        # Label Studio refuses labels that are not among the choices.
-        values = {
-            label: (attribute, value)
-            for label, (attribute, value) in predictor.tree.values(predictor.names).items()
-            if attribute in controls and value in controls[attribute].values
-        }
-        choices = frozenset((*(control.values or predictor.names), *values))
-        tags = {"control": name, "image": control.image, "values": values}
-        predictions = [_predictions(result, choices, version, tags) for result in results]
-        return {"model_version": version, "results": predictions}
+        require_result(results)
+        return {"model_version": version, "results": _predictions(results, predictor, name, controls)}
 
 
 async def _label(
     service: Service, task_images: TaskImages, addresses: Sequence[Any], arrived: Callable[[int], None]
 ) -> list[Result]:
-    """Return the results of images, of which at most `Limits.images` are read and labeled at a time.
+    """Return the results of images, of which at most `RequestLimits.images` are read and labeled at a time.
 
     `arrived` is the function from `Service.admit`. It is called with the number of images of each part.
     """
@@ -87,15 +78,29 @@ async def _label(
     for start in range(0, len(addresses), most):
         part = addresses[start : start + most]
         arrived(len(part))
-        results += await service.results(await task_images.read_all(part), Options())
+        results += await service.results(await task_images.read_all(part), RequestOptions())
     return results
 
 
-def _predictions(result: Result, choices: Collection[str], version: str, tags: dict[str, Any]) -> list[dict[str, Any]]:
-    if "error" in result:
-        return []
-    labels = [label for label in result["labels"] if label in choices]
-    return [prediction(labels, result["scores"], version, **tags)]
+def _predictions(
+    results: Sequence[Result], predictor: Predictor, name: str, controls: Mapping[str, Control]
+) -> list[list[dict[str, Any]]]:
+    """Return a list of predictions for each result. Labels that are no choice are left out: Label Studio refuses them.
+
+    `name` is the control of the labels; attributes have controls of their own.
+    """
+    control, values = controls[name], {}
+    for label, (attribute, value) in predictor.tree.values(predictor.names).items():
+        if attribute in controls and value in controls[attribute].values:
+            values[label] = attribute, value
+    choices = frozenset((*(control.values or predictor.names), *values))
+    tags = {"control": name, "image": control.image, "values": values}
+    predictions: list[list[dict[str, Any]]] = []
+    for result in results:
+        labels = [label for label in result.get("labels", ()) if label in choices]
+        found = [] if "error" in result else [prediction(labels, result["scores"], predictor.version, **tags)]
+        predictions.append(found)
+    return predictions
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, dict[str, Control]]:

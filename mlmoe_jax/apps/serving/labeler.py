@@ -2,14 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import jax
 import numpy as np
 
-from mlmoe_jax.inference.explain import make_explain_step
-from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite
-from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size, require_finite_logits
 from mlmoe_jax.models.heads.catalog import head_class
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.memory import shortage_explained
@@ -52,7 +49,7 @@ class Labeler:
         run = predictor.run
         self.predictor, self._run = predictor, run
         self.gate_entries = head_class(run.config).gate_entries(run.config)
-        self._steps = {LABELED: make_eval_step(run, returns=["gates"]), EXPLAINED: make_explain_step(run)}
+        self._steps = {LABELED: run.eval_step("gates"), EXPLAINED: run.eval_step("gates", "attention", "grid")}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._batch_sizes: dict[str, list[int]] = {}  # of the compiled kinds
 
@@ -70,7 +67,7 @@ class Labeler:
                     return
                 with shortage_explained("label on a device with more memory"):
                     outputs = self.label([blank] * size, kind)
-                require_finite(outputs[0].logits)
+                require_finite_logits(outputs[0].logits)
                 seconds[size] = self._time([blank] * size, kind)
             self._batch_sizes[kind] = first_batch_sizes(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())
@@ -100,8 +97,8 @@ class Labeler:
         stacked[: len(images)] = images
         mask = (np.arange(size) < len(images)).astype(np.float32)
         batch = shard_batch({"image": stacked, "mask": mask, "id": np.arange(size, dtype=np.int32)}, self._run.mesh)
-        output = self._steps[kind](self._run.values, self._run.frozen, batch)
-        batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
-        batch = jax.device_get(replace(batch, terms={}, penalties={}, features=None, map=None))
+        output = jax.device_get(self._steps[kind](self._run.values, self._run.frozen, batch))
+        grid = tuple(map(int, output.get("grid", ())))
+        batch = Prediction(output["logits"], gates=output["gates"], attention=output.get("attention", {}), grid=grid)
         # static gates have one row, which is used for all images
         return [jax.tree.map(lambda values, row=row: values[row % len(values)], batch) for row in range(len(images))]

@@ -75,14 +75,17 @@ class Guard:
                 with contextlib.suppress(TimeoutError):
                     await drop_rest()
                 MutableHeaders(scope=message).update(HEADERS)
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._metrics.requests.labels(path, str(message["status"])).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
+                self._count(scope["path"], message["status"], time.perf_counter() - started)
             await send(message)
 
         refusal = self._refusal(scope["method"], headers)
         app = JSONResponse({"error": refusal}, 403) if refusal else self._app
         await app(scope, receive_part, send_counted)
+
+    def _count(self, path: str, status: int, seconds: float) -> None:
+        path = path if path in self._paths else "other"
+        self._metrics.requests.labels(path, str(status)).inc()
+        self._metrics.seconds.labels(path).observe(seconds)
 
     def _refusal(self, method: str, headers: Headers) -> str:
         if self._hosts and re.sub(r":\d+$", "", headers.get("host", "").lower()) not in self._hosts:

@@ -24,7 +24,7 @@ RequestImages = Sequence[tuple[str, bytes | BadImage]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """The limits of requests.
 
     Attributes:
@@ -42,15 +42,15 @@ class Limits:
     queue: int = 128
 
 
-LIMITS = Limits()
+LIMITS = RequestLimits()
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: RequestLimits) -> bytes:
     """Return the body of a request. Raise HTTPException (413) if it is too large."""
     return b"".join([part async for part in _parts(request, limits)])
 
 
-async def _parts(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+async def _parts(request: Request, limits: RequestLimits) -> AsyncIterator[bytes]:
     size, most = 0, limits.megabytes << 20
     declared = int(request.headers.get("content-length", "0"))
     if declared <= most:
@@ -63,7 +63,7 @@ async def _parts(request: Request, limits: Limits) -> AsyncIterator[bytes]:
         raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
 
 
-async def read_request_images(request: Request, limits: Limits) -> RequestImages:
+async def read_request_images(request: Request, limits: RequestLimits) -> RequestImages:
     """Return (name, encoded content) of each image of a request to /predict.
 
     The name is the file name that the client sends, or "image" with a number. Raises HTTPException if the body is
@@ -91,7 +91,7 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def _read_files(request: Request, limits: Limits) -> RequestImages:
+async def _read_files(request: Request, limits: RequestLimits) -> RequestImages:
     async def whole() -> AsyncIterator[bytes]:
         async for part in _parts(request, limits):
             yield part

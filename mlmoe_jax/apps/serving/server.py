@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -22,10 +22,9 @@ from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
-from mlmoe_jax.apps.serving.service import READY, Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import READY, RequestOptions, Service, require_result
 from mlmoe_jax.errors import UserError, reason_of, success
 from mlmoe_jax.inference.predictor import Predictor
-from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
@@ -71,7 +70,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of this package's own API to an application: /predict, /health, /model and /metrics."""
 
     @app.post("/predict", openapi_extra={"requestBody": BODY})
-    async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
+    async def predict(request: Request, options: Annotated[RequestOptions, Query()]) -> Response:
         """Label the image in the body, or the images in a multipart form.
 
         If an image of a form cannot be read, its result has an error, and all other images are labeled.
@@ -81,7 +80,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
             images = await read_request_images(request, service.limits)
             arrived(len(images))
             results = await service.results(images, options)
-        require_readable(results)
+        require_result(results)
         return JSONResponse({"results": results})
 
     @app.head("/health", include_in_schema=False)
@@ -119,34 +118,23 @@ _FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, Cli
 
 
 # ---------------------------------------------------------------------------------------------------------- the server
-def serve(
-    folder: RunFolder,
-    overrides: Sequence[tuple[str, str]],
-    *,
-    host: str,
-    port: int,
-    checkpoint: str,
-    rename: str = "",
-    leave_out: str = "",
-) -> Outcome:
-    """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
+def serve(open_predictor: Callable[[], Predictor], *, host: str, port: int) -> Outcome:
+    """Serve a model until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
     Requests that are not answered within `connections.ANSWER_SECONDS` are refused. If the server still runs after
     `connections.STOP_SECONDS`, as when it compiles, the process ends. The exit code is 0 after SIGTERM, or 3 if the
     newest checkpoint is damaged and an older checkpoint was used.
 
     Args:
-      overrides, checkpoint: as in `Predictor.from_run`.
+      open_predictor: function that opens the predictor. It is called after the address is taken.
       port: the port to listen on; 0 = any free port.
-      rename, leave_out: as in `Predictor.rename`.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
-      UserError: the address cannot be used, the folder holds no trained model, or the model cannot be compiled.
+      UserError: the address cannot be used, or the model cannot be opened or compiled.
     """
-    folder.require_model()
     with _listening(host, port) as listener:
-        predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint).rename(rename, leave_out)
+        predictor = open_predictor()
         failures: list[Exception] = []
 
         def compiled(error: Exception | None) -> None:

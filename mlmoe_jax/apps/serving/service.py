@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.request_images import LIMITS, Limits, RequestImages
+from mlmoe_jax.apps.serving.request_images import LIMITS, RequestImages, RequestLimits
 from mlmoe_jax.apps.serving.turns import Turns
 from mlmoe_jax.data.decoding import MAX_DECODED, BadImage
 from mlmoe_jax.data.image_reader import ImageReader
@@ -43,7 +43,7 @@ _GAUGES = {
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class Options(BaseModel):
+class RequestOptions(BaseModel):
     """The query parameters of /predict."""
 
     model_config = ConfigDict(extra="forbid")
@@ -52,7 +52,7 @@ class Options(BaseModel):
     attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
 
 
-def require_readable(results: Sequence[Result]) -> None:
+def require_result(results: Sequence[Result]) -> None:
     """Raise HTTPException if the results of all images are errors."""
     if all("error" in result for result in results):
         raise HTTPException(422, results[0]["error"])
@@ -102,7 +102,7 @@ class Service:
     def __init__(
         self,
         labeler: Labeler,
-        limits: Limits = LIMITS,
+        limits: RequestLimits = LIMITS,
         *,
         compiled: Callable[[Exception | None], None] = lambda error: None,
     ):
@@ -166,7 +166,7 @@ class Service:
             "limits": asdict(self.limits),
         }
 
-    def check(self, options: Options) -> None:
+    def check(self, options: RequestOptions) -> None:
         """Raise HTTPException if the model does not support the options: no gates, or fewer labels than `top_k`."""
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
@@ -215,7 +215,7 @@ class Service:
         finally:
             self.active -= reserved
 
-    async def results(self, images: RequestImages, options: Options) -> list[Result]:
+    async def results(self, images: RequestImages, options: RequestOptions) -> list[Result]:
         """Label images, and return one dict per image that can be written as JSON.
 
         Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability), `attributes`
@@ -265,7 +265,7 @@ class Service:
             status(f"{name}: {_FIRST_FRAME}")
         return image
 
-    def _result(self, name: str, image: _Decoded, output: Prediction, options: Options) -> Result:
+    def _result(self, name: str, image: _Decoded, output: Prediction, options: RequestOptions) -> Result:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}

@@ -49,7 +49,7 @@ from mlmoe_jax.runtime.text import quantity, unicode_forms
 
 # Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
-MOST_COMPARED = 2**22  # images whose names are compared, which takes 64 MiB
+MOST_HASHED = 2**22  # images whose names are compared, which takes 64 MiB
 
 
 class ImageList(NamedTuple):
@@ -115,8 +115,8 @@ def _first_rows(images: Images) -> np.ndarray:
 
 def _repeats_note(images: Images) -> list[str]:
     """Return a sentence about the images that are named again; [] if there is none."""
-    if len(images) > MOST_COMPARED:
-        return [f"names more than {MOST_COMPARED:,} images, so images that are named again are not counted"]
+    if len(images) > MOST_HASHED:
+        return [f"names more than {MOST_HASHED:,} images, so images that are named again are not counted"]
     hashes = np.fromiter(map(hash, ImageNames(images)), np.int64, len(images))
     again = len(hashes) - len(np.unique(hashes))
     return [f"names {quantity(again, 'image')} again, with a row for each time"] if again else []
@@ -139,7 +139,8 @@ def _images_of_item(item: str, usage: Usage, column: str, every: Fraction | None
         return _open_paths([os.path.join(file, name) for name in names], open_listed)
     if "://" in item or os.path.lexists(file):
         return [path]
-    return _open_paths(next(filter(None, (_match(form, usage) for form in unicode_forms(path))), []), open_any)
+    matches = filter(None, map(partial(_match, usage=usage), unicode_forms(path)))
+    return _open_paths(next(matches, []), open_any)
 
 
 def _open_listed_video(path: str, usage: Usage, every: Fraction | None) -> Images | None:

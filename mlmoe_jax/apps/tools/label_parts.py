@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.apps.tools.part_files import write_part
 from mlmoe_jax.apps.tools.part_options import PartOptions
 from mlmoe_jax.apps.tools.parts import PartSource, digest, write_parts
-from mlmoe_jax.apps.tools.predict_files import ResultRows, describe_labels
+from mlmoe_jax.apps.tools.predict_files import describe_labels
+from mlmoe_jax.apps.tools.result_rows import ResultRows
 from mlmoe_jax.config.table import KEYS, keys_read
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import Images
@@ -47,7 +47,7 @@ def label_parts(
             Decoding.from_config(predictor.run.config.data),
             partial(predictor.even_batch, most=batch_size),
             partial(predictor.label_rows, top_k=top_k, gates=gates),
-            partial(write_part, rows),
+            rows.write_part,
             describe_labels,
             success(predictor.run.outdated),
         )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.apps.tools.image_list import ImageList, find_images, sample_inputs
-from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
+from mlmoe_jax.apps.tools.image_list import find_images, sample_inputs
+from mlmoe_jax.apps.tools.result_rows import ResultRows
+from mlmoe_jax.apps.tools.select_images import select_images
 from mlmoe_jax.data.containers.video import Moment, find_moment
 from mlmoe_jax.data.decoding import Decoding
 from mlmoe_jax.data.images import ImageNames, Images
@@ -25,18 +23,14 @@ from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFi
 from mlmoe_jax.data.sources.named_files import require_no_table
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import USER_ERROR, UserError, success
-from mlmoe_jax.inference.inputs import MixedImages
-from mlmoe_jax.inference.predictor import LabeledImage, Predictor, weights_by_label
+from mlmoe_jax.inference.predictor import LabeledImage, Predictor
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.formats import join_names, row_writer
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
 
 PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
-MOST_COLUMNS = 30  # in a message
 
 
 def predict_files(
@@ -71,32 +65,33 @@ def predict_files(
         written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
         otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
-    found = _shared_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
-    images = found.images
+    found = find_images(items, repeats=not select and target.kind not in FORMATS, column=column, every=every)
+    images, selection = found.images, {}
     predictor = open_predictor()
     require_no_table(target.path, predictor.run.config.data)
     _require_videos_possible(images, predictor, target, per_video=per_video)
     sample_inputs(images, Decoding.from_config(predictor.run.config.data))
-    selection = {}
     if select:
-        size = predictor.even_batch(len(images), batch_size)
-        images, selection = select_images(predictor, images, select, count, size)
+        images, selection = select_images(predictor, images, select, count, batch_size)
     size, summary = predictor.even_batch(len(images), batch_size), Summary(found.usages, describe_labels)
     results = predictor.stream(images, batch_size=size, top_k=top_k, gates=gates, task="predict")
     results = summary.count_results(join_frames(results, predictor, top_k) if per_video else results)
-    beside = "rank" if predictor.ranked else "time" if per_video else ""
-    rows = ResultRows.of(predictor, top_k, selection, beside, images.of_videos and not per_video)
-    if not distributed.is_first():
-        deque(results, maxlen=0)  # it takes part in computing them
-    elif target.kind in FORMATS:
+    if target.kind in FORMATS:
         _write_label_file(predictor, images, target, results)
     else:
-        unfinished = f"stopped; {target} is not written"
-        if not (select or per_video or target.path is None):
-            unfinished += ", but with --output=FOLDER/ the same command would resume"
-        with stop_explained(lambda: unfinished):
-            rows.write(target, results)
+        beside = "rank" if predictor.ranked else "time" if per_video else ""
+        rows = ResultRows.of(predictor, top_k, selection, beside, images.of_videos and not per_video)
+        _write_rows(rows, target, results, resumable=not (select or per_video))
     return summary.outcome(target, USER_ERROR if summary.unread else success(predictor.run.outdated))
+
+
+def _write_rows(rows: ResultRows, target: OutputTarget, results: Iterable[LabeledImage], *, resumable: bool) -> None:
+    """Write rows to a target. A stop says whether parts, which another command writes, are `resumable`."""
+    unfinished = f"stopped; {target} is not written"
+    if resumable and target.path is not None:
+        unfinished += ", but with --output=FOLDER/ the same command would resume"
+    with stop_explained(lambda: unfinished):
+        rows.write(target, results)
 
 
 @contextlib.contextmanager
@@ -153,25 +148,6 @@ def _join_video(
     return LabeledImage(video, labels, by_name(scores), error, times=by_name(times), attributes=attributes)
 
 
-def _shared_images(items: Sequence[str], *, repeats: bool, column: str, every: Fraction | None = None) -> ImageList:
-    """Return the images to label. Only the first process of a job gets the `Usage` of each item of `items`.
-
-    With `repeats`, an image that is named twice is labeled twice. Only the first process has standard input. Therefore,
-    it makes the list and sends the paths to all other processes. If there is no image, it raises UserError, which ends
-    the job.
-    """
-    found = find_images(items, repeats=repeats, column=column, every=every) if distributed.is_first() else None
-    if distributed.process()[1] == 1:
-        return found
-    if found and not found.are_paths:
-        raise UserError(
-            "the processes of a job share paths alone, and --images has containers; give --output=FOLDER/, into which "
-            "each process writes its own parts"
-        )
-    names = distributed.broadcast_from_first(found and list(ImageNames(found.images)))
-    return ImageList(MixedImages(names), found.usages if found else [])
-
-
 # ------------------------------------------------------------------------------------------------------------- target
 def choose_target(
     output: str | None,
@@ -221,114 +197,7 @@ def _file_target(output: str) -> OutputTarget:
     return OutputTarget(path, path.suffix[1:])
 
 
-# --------------------------------------------------------------------------------------------------------------- rows
-@dataclass(frozen=True)
-class ResultRows:
-    """The format of the rows of predictions in a CSV or JSON lines file.
-
-    The columns of a CSV file are image, labels (the assigned labels, see `formats.join_names`), error, and one column
-    of scores per label. With `top_k`, the columns are image, error, label_1, score_1, label_2, score_2, …, by
-    decreasing score. A JSON line has the keys image and error for an unreadable image, and otherwise image, labels,
-    scores (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores
-    have only the `top_k` labels with the highest scores, by decreasing score.
-
-    If labels are ranked (`beside` is rank), a CSV file has one more column per label, such as "rank sea". With `top_k`,
-    the columns of the labels are label_1, score_1, rank_1, …. A JSON line also has the key ranks (label -> rank).
-    Labels are then in the order of the ranks. For one row per video, `beside` is time. With a selection (path of an
-    image -> its values of SELECTION_COLUMNS), SELECTION_COLUMNS are columns or keys after image. If there are frames
-    `of_videos`, so are video and time, which are empty for other images; and so is the value of each of `attributes`.
-    """
-
-    names: Sequence[str]
-    top_k: int | None = None
-    selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    beside: str = ""
-    of_videos: bool = False
-    attributes: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, predictor: Predictor, *options: Any, **named: Any) -> ResultRows:
-        """Return the format for the labels and attributes of a predictor. The options are those after `names`."""
-        return cls(predictor.names, *options, attributes=[item.name for item in predictor.tree.attributes], **named)
-
-    def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-        """Write one row per result to a csv or jsonl target. UserError if a label has the name of another column."""
-        self.require_columns(target.kind)
-        with open_output(target) as file:
-            if target.kind == "jsonl":
-                for result in results:
-                    print(json.dumps(self.document(result), allow_nan=False), file=file)
-            else:
-                write_row = row_writer(file)
-                write_row(self.heading())
-                for result in results:
-                    write_row(self.cells(result))
-
-    def require_columns(self, kind: str) -> None:
-        """Raise UserError if a label has the name of another column of a file of this kind."""
-        heading = self.heading()
-        if kind != "jsonl" and len(set(heading)) < len(heading):
-            shown = ", ".join(heading[:MOST_COLUMNS]) + ", …" * (len(heading) > MOST_COLUMNS)
-            raise UserError(
-                f"a label has the name of another column of the {kind.upper()} ({shown}); write JSON lines, with "
-                "--output=….jsonl or --format=jsonl, or use --top-k"
-            )
-
-    def heading(self) -> list[str]:
-        """Return the column names of a CSV file."""
-        moment, chosen = Moment._fields if self.of_videos else (), SELECTION_COLUMNS if self.selection else ()
-        image = ["image", *moment, *chosen, *self.attributes]
-        if self.top_k is None:
-            beside = [f"{self.beside} {name}" for name in self.names] if self.beside else []
-            return [*image, "labels", "error", *self.names, *beside]
-        columns = ("label", "score", *filter(None, [self.beside]))
-        return [*image, "error", *(f"{column}_{place}" for place in range(1, self.top_k + 1) for column in columns)]
-
-    def cells(self, result: LabeledImage) -> list[Any]:
-        """Return the cells of a result in a CSV file."""
-        score = {name: self._format_score(value) for name, value in (result.scores or {}).items()}
-        beside = {name: round(value, 3) for name, value in (result.ranks or result.times or {}).items()}
-        image = list(self.place(result).values())
-        if self.top_k is None:
-            tables = (score, beside) if self.beside else (score,)
-            cells = [table.get(name, "") for table in tables for name in self.names]
-            return [*image, join_names(result.labels), result.error, *cells]
-        best = [cell for name in result.labels for cell in (name, score[name], beside.get(name, ""))]
-        if not self.beside:
-            del best[2::3]
-        return [*image, result.error, *(best or [""] * (len(self.heading()) - len(image) - 1))]
-
-    def place(self, result: LabeledImage) -> dict[str, Any]:
-        """Return the image of a result, and its values in the columns that follow."""
-        place: dict[str, Any] = {"image": result.image}
-        if self.of_videos:
-            moment = find_moment(result.image) or Moment(None, None)
-            place |= moment._asdict()
-        values = {name: result.attributes.get(name, "") for name in self.attributes}
-        return {**place, **self.selection.get(result.image, {}), **values}
-
-    def _format_score(self, value: float) -> str:
-        """Return a score with six decimal places, or six significant digits if it may be far below 0.000001."""
-        return f"{value:.6g}" if self.beside == "rank" else f"{value:.6f}"
-
-    def document(self, result: LabeledImage) -> dict[str, Any]:
-        """Return the JSON object of a result in a JSON lines file."""
-        place = self.place(result)
-        if result.error:
-            place["error"] = result.error
-        if result.scores is None:
-            return place
-        scores, beside = result.scores, result.ranks or result.times or {}
-        if self.top_k is not None:
-            scores, beside = ({name: table[name] for name in result.labels if table} for table in (scores, beside))
-        row = {**place, "labels": result.labels, "scores": scores}
-        if beside:
-            row[f"{self.beside}s"] = beside
-        if result.gates is not None:
-            row["gates"] = {gate: weights_by_label(self.names, weights) for gate, weights in result.gates.items()}
-        return row
-
-
+# ---------------------------------------------------------------------------------------------------------------- files
 def _write_label_file(
     predictor: Predictor, images: Images, target: OutputTarget, results: Iterable[LabeledImage]
 ) -> None:

@@ -13,7 +13,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import find_file
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
@@ -22,9 +21,11 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 
 
 def select_images(
-    predictor: Predictor, images: Images, method: str, count: int, batch_size: int
+    predictor: Predictor, images: Images, method: str, count: int, batch_size: int | None = None
 ) -> tuple[Images, dict[str, dict[str, float | None]]]:
     """Choose `count` of the images to label next. `method` is one of `acquisition.METHODS`.
+
+    `batch_size` is the approximate number of images per batch, as `most` in `Predictor.even_batch`.
 
     Images that are named again and images with labels in the data set of the run are ignored. Raises UserError if there
     are fewer than `count` readable images without labels.
@@ -33,12 +34,11 @@ def select_images(
       The chosen images, sorted by rank, and the name of each -> rank, uncertainty and distance (keys
         SELECTION_COLUMNS). `distance` is None for the method `uncertain`.
     """
-    # Only the disk of the first process may have the data set.
-    parts = _divide_by_labels(predictor.run, images) if distributed.is_first() else None
-    labeled, unlabeled = distributed.broadcast_from_first(parts)
+    labeled, unlabeled = _divide_by_labels(predictor.run, images)
     _require_images(len(unlabeled), count)
     files = MixedImages(labeled if method != "uncertain" else [])
-    free, candidates = _candidates(predictor, files, images.take(np.array(unlabeled)), batch_size)
+    size = predictor.even_batch(len(images), batch_size)
+    free, candidates = _candidates(predictor, files, images.take(np.array(unlabeled)), size)
     _require_images(len(free), count)
     with contextlib.closing(Progress("choose", count, 1)) as progress:
         order, distances = choose_images(method, candidates, count, progress.advance)

@@ -138,12 +138,20 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
         moments = ((theta - shared) ** 2 + covariance.diagonal(axis1=1, axis2=2)).mean(axis=0)
         if np.allclose(moments[free], posterior.spread[free], rtol=1e-2):
             break
-        spread = np.maximum(moments, 1e-6)
-        # To first order, the mode moves by this step, from which the next search needs fewer passes over the entries.
-        change = covariance * (1 / spread - 1 / posterior.spread)
-        start = theta - np.linalg.solve(np.eye(2) + change, change @ (theta - shared)[..., None])[..., 0]
-        posterior = replace(posterior, spread=spread)
+        narrower = replace(posterior, spread=np.maximum(moments, 1e-6))
+        start = _expect_mode(theta, covariance, posterior, narrower)
+        posterior = narrower
     return Calibration(theta[:, 0], theta[:, 1])
+
+
+def _expect_mode(theta: _PerLabel, covariance: _Matrices, before: Posterior, after: Posterior) -> _PerLabel:
+    """Return to first order the mode of `after`, a posterior with another spread than `before`, whose mode is `theta`.
+
+    From there, the next search needs fewer passes over the entries.
+    """
+    change = covariance * (1 / after.spread - 1 / before.spread)
+    step = np.linalg.solve(np.eye(2) + change, change @ (theta - before.center)[..., None])
+    return theta - step[..., 0]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -80,10 +81,7 @@ def fit_thresholds(
     entries = Entries.of(scores, table.codes, config.data.difficult_eval)
     is_value = AttributeSoftmax.of(tree.attributes, len(names)).is_value
     entries = replace(entries, valid=entries.valid & ~is_value)
-    least = LEAST_OWN_POSITIVES
-    if settings.goal == "miss_rate":
-        _require_enough(table, entries, settings.miss_rate)
-        least = max(least, least_to_bound(settings.miss_rate))
+    least = _least_positives(table, entries, settings)
     thresholds, few = _search_all(replace(entries, categories=categories), settings, least)
     if not is_value.all():
         _require_reached(table, thresholds, config)
@@ -95,16 +93,17 @@ def fit_thresholds(
         "goal": settings.goal,
         **_level(settings),
         "least_positives": least,
-        "fixed": config.eval.threshold,
         "shared": [names[k] for k in np.flatnonzero(few)],
-        "before": _predict_and_measure(entries, config.eval.threshold),
-        "after": _predict_and_measure(entries, thresholds),
+        **_compare(entries, config.eval.threshold, thresholds),
     }
     return Thresholds(dict(zip(names, thresholds.tolist(), strict=True)), source, calibrated.calibration)
 
 
-def _predict_and_measure(entries: Entries, thresholds: float | Floats) -> dict[str, float]:
-    return precision_recall_f1(entries.scores >= thresholds, entries.positive, mask=entries.valid)
+def _compare(entries: Entries, fixed: float, fitted: Floats) -> dict[str, Any]:
+    """Return the metrics `before` and `after` the fit, at the threshold `fixed` and at the fitted ones."""
+    predicted = {"before": entries.scores >= fixed, "after": entries.scores >= fitted}
+    measured = {name: precision_recall_f1(one, entries.positive, mask=entries.valid) for name, one in predicted.items()}
+    return {"fixed": fixed, **measured}
 
 
 def _level(settings: ConfigDict) -> dict[str, float]:
@@ -153,12 +152,18 @@ def _require_reached(table: SplitScores, thresholds: Floats, config: ConfigDict)
         )
 
 
-def _require_enough(table: SplitScores, entries: Entries, miss_rate: float) -> None:
-    """Raise UserError if a split has too few images with a present label to bound the miss rate by `miss_rate`."""
+def _least_positives(table: SplitScores, entries: Entries, settings: ConfigDict) -> int:
+    """Return the fewest positives of a label with a threshold of its own.
+
+    Raises UserError if a split has too few images with a present label to bound the miss rate by `miss_rate`.
+    """
+    if settings.goal != "miss_rate":
+        return LEAST_OWN_POSITIVES
     images = int((entries.positive & entries.valid).any(axis=1).sum())
-    least = least_to_bound(miss_rate)
+    least = least_to_bound(settings.miss_rate)
     if images < least:
         raise UserError(
-            f"a miss rate of {miss_rate:g} needs {least:,} images with a label, and {table.name} has {images:,}; raise "
-            "--config.thresholds.miss_rate, or fit on more images"
+            f"a miss rate of {settings.miss_rate:g} needs {least:,} images with a label, and {table.name} has "
+            f"{images:,}; raise --config.thresholds.miss_rate, or fit on more images"
         )
+    return max(LEAST_OWN_POSITIVES, least)

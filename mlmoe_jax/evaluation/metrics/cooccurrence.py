@@ -47,11 +47,11 @@ class Pair:
 
 PairRow = dict[str, float]  # the values of a pair on a split by name, as in cooccurrence.csv; nan if undefined
 
-CELLS = ("both", "a_only", "b_only", "neither")
+PAIR_CELLS = ("both", "a_only", "b_only", "neither")
 # The columns of cooccurrence.csv after the split.
 PAIR_COLUMNS = (
     *("a", "b", "p_b_given_a", "p_b", "support"),
-    *(f"images_{cell}" for cell in CELLS),
+    *(f"images_{cell}" for cell in PAIR_CELLS),
     *("fpr_with_a", "fpr_without_a", "score_with_a", "score_without_a"),
     *("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive"),
 )

@@ -37,11 +37,11 @@ GROUPS: Registry[MetricGroup] = Registry(
         "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
         "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
         "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
-        "categories": "mlmoe_jax.evaluation.metrics.categories:CATEGORIES",
-        "attributes": "mlmoe_jax.evaluation.metrics.attributes:ATTRIBUTES",
+        "categories": "mlmoe_jax.evaluation.metrics.category_metrics:CATEGORY_METRICS",
+        "attributes": "mlmoe_jax.evaluation.metrics.attribute_metrics:ATTRIBUTE_METRICS",
         "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION_METRICS",
         "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE_METRICS",
-        "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
+        "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED_METRICS",
     },
 )
 

@@ -22,12 +22,12 @@ from mlmoe_jax.evaluation.metrics.ranking import (
 from mlmoe_jax.runtime.array_types import Floats, Ints
 
 ScoreMatrix = Num[np.ndarray, "b k"]
-LabelMatrix = Shaped[np.ndarray, "b k"]
+LabelArray = Shaped[np.ndarray, "b k"]
 PerClass = Float[np.ndarray, " k"]
 
 
 def average_precision(
-    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
+    scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None, interpolation: str = "none"
 ) -> PerClass:
     """Return the average precision (AP) per class; nan for a class without positives.
 
@@ -44,7 +44,7 @@ def average_precision(
     return np.array([r.average_precision(interpolation) for r in rank_classes(*check_inputs(scores, labels, mask))])
 
 
-def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None) -> PerClass:
+def roc_auc(scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None) -> PerClass:
     """Return the area under the ROC curve (AUC) per class; nan for a class without a positive or without a negative.
 
     It is the probability that a positive has a higher score than a negative. Equal scores count half.
@@ -53,7 +53,7 @@ def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | Non
 
 
 def per_class(
-    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None
+    scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None
 ) -> dict[str, Num[np.ndarray, " k"]]:
     """Return all ranking metrics per class, from one sort per class, as arrays [K] by name.
 
@@ -70,7 +70,7 @@ def per_class(
 
 
 def micro_average_precision(
-    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
+    scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None, interpolation: str = "none"
 ) -> float:
     """Return the AP of the entries of all classes, ranked in one list; nan without positives.
 
@@ -94,7 +94,7 @@ def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray
 
 
 def precision_recall_f1(
-    predicted: LabelMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, empty: str = "skip"
+    predicted: LabelArray, labels: LabelArray, *, mask: LabelArray | None = None, empty: str = "skip"
 ) -> dict[str, float]:
     """Return precision, recall and F1: means over classes, and values for the entries of all classes together.
 
@@ -121,7 +121,7 @@ def precision_recall_f1(
 
 
 def top_k(
-    scores: ScoreMatrix, k: int, *, minimum: float | None = None, mask: LabelMatrix | None = None
+    scores: ScoreMatrix, k: int, *, minimum: float | None = None, mask: LabelArray | None = None
 ) -> Bool[np.ndarray, "b k"]:
     """Return whether each class is one of the k valid classes with the highest scores of its image.
 
@@ -151,7 +151,7 @@ def top_k(
 
 
 def map_at_k(
-    scores: ScoreMatrix, labels: LabelMatrix, k: int, *, mask: LabelMatrix | None = None, minimum: float | None = None
+    scores: ScoreMatrix, labels: LabelArray, k: int, *, mask: LabelArray | None = None, minimum: float | None = None
 ) -> float:
     """Return the mAP if each image returns only its k valid classes with the highest scores.
 
@@ -163,14 +163,14 @@ def map_at_k(
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
-def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | None) -> Ints:
+def _counts(predicted: LabelArray, labels: LabelArray, mask: LabelArray | None) -> Ints:
     """Return i64[3,K]: the true positives, predictions and positives of each class among its valid entries."""
     predicted, positive, valid = as_flags(predicted, labels, mask)
     claimed, actual = (predicted != 0) & valid, positive & valid
     return np.array([np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)])
 
 
-def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:
+def map_of_returned(scores: ScoreMatrix, positive: LabelArray, valid: LabelArray, returned: LabelArray) -> float:
     """Return the mAP of `map_at_k`, given `returned`, bool: the classes that each image returns, from `top_k`."""
     *_, positives = _counts(positive, positive, valid)
     gained = [

@@ -171,7 +171,7 @@ def _selectable(config: ConfigDict) -> list[str]:
     return [f"{name}/mAP", *(f"{name}/{metric}{suffix}" for suffix in suffixes for metric in evaluator.metrics)]
 
 
-PUBLISHED = MetricGroup(
+PUBLISHED_METRICS = MetricGroup(
     "As a paper's own evaluator prints it",
     {rf"({'|'.join(EVALUATORS)})/(.+)": "{1} as {0}'s own evaluator prints it"},
     selectable=_selectable,

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
-from mlmoe_jax.evaluation.metrics.multilabel import LabelMatrix, ScoreMatrix, mean_defined, ratio
+from mlmoe_jax.evaluation.metrics.multilabel import LabelArray, ScoreMatrix, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs, row_blocks
 from mlmoe_jax.runtime.array_types import Floats, Ints
 
@@ -43,6 +43,12 @@ class Reliability:
         return ratio(self.positive, self.count)
 
     @property
+    def points(self) -> Floats:
+        """The mean score, the fraction of positives and the count of each nonempty bin of the first class, f64[m,3]."""
+        points = np.stack([self.mean_score[0], self.fraction_positive[0], self.count[0]], axis=1)
+        return points[self.count[0] > 0]
+
+    @property
     def expected_calibration_error(self) -> Floats:
         """The expected calibration error (ECE) per class, f64[K]; nan for a class without entries.
 
@@ -65,7 +71,7 @@ class Reliability:
 
 
 def reliability(
-    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, bins: int = 15
+    scores: ScoreMatrix, labels: LabelArray, *, mask: LabelArray | None = None, bins: int = 15
 ) -> Reliability:
     """Count the valid entries of a split in bins of equal width by score, a probability.
 

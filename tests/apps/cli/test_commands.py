@@ -57,6 +57,7 @@ def test_runs_are_fitted_calibrated_and_compared(scored, command):
         ("predict", "data.exif", False),
         ("eval", "serve.folder", True),
         ("eval", "data.table", False),
+        ("eval", "report.samples", False),
     ],
 )
 def test_keys_that_a_mode_never_reads_are_named(scored, command, mode, key, says):

@@ -115,6 +115,13 @@ def test_unshared_work_is_done_by_the_first_process(alone, monkeypatch):
     assert done == ["0"]
 
 
+def test_a_job_of_several_writes_no_single_file_of_predictions(alone, monkeypatch, capsys):
+    for name, value in zip(VARIABLES, ("10.0.0.1:5000", "3", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert run_command(["predict", "--workdir=demo:photographs", "--images=a.jpg", "--output=a.csv"]) == USER_ERROR
+    assert "the 3 processes of a job cannot write one file; give --output=FOLDER/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -20,7 +20,7 @@ def tab(run, other):
 
 
 def test_every_section_is_drawn_and_in_the_contents(tab):
-    names = [kind.name for kind in page.SECTIONS]
+    names = [kind.name for kind in page.SECTION_KINDS]
     assert tab.run("[...document.querySelectorAll('main > section')].map(s => s.id)") == names
     assert tab.run("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))") == names
     assert tab.run("document.querySelectorAll('section > p.missing').length") == 0

@@ -61,11 +61,11 @@ def test_names_that_contain_markup_stay_text(text):
 def test_missing_files_are_explained_in_one_line(tmp_path, run, no_bundle):
     folder = RunFolder(tmp_path / "empty")
     folder.write_text("config.json", run.read_text("config.json"))
-    parts = {kind.name: kind.describe(RunFiles(folder)) for kind in page.SECTIONS}
+    parts = {kind.name: kind.describe(RunFiles(folder)) for kind in page.SECTION_KINDS}
     text = page.write_report(folder).read_text()
     visible, _, last = text.partition('<details id="absent">')
     assert re.findall(r'<section id="(\w+)"', visible) == ["summary", "config"]
-    absent = ", ".join(kind.title for kind in page.SECTIONS if parts[kind.name].missing)
+    absent = ", ".join(kind.title for kind in page.SECTION_KINDS if parts[kind.name].missing)
     assert re.search(r"<summary>(.*)</summary>", last)[1] == f"Not on this page: {absent}"
     assert 'href="#differences"' not in text
     assert "metrics.jsonl is written from the first logged step on" in section(text, "curves")

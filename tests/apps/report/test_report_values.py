@@ -24,7 +24,6 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
-from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.evaluation.stored_run import StoredRun
 from mlmoe_jax.models.calibration import probabilities
@@ -38,13 +37,13 @@ def test_precision_recall_points_equal_scikit_learn(monkeypatch):
     monkeypatch.setattr(result_sections, "MOST_POINTS", 1000)
     draw = np.random.default_rng(0)
     positive, values = draw.random(300) < 0.3, draw.random(300).round(2)
-    ranking = rank(values[positive], [values[~positive]])
-    points = result_sections.precision_recall_points(ranking, values[positive])
+    entries = values[:, None], positive[:, None], np.ones((300, 1), bool)
+    points = result_sections.precision_recall_points(*entries)
     precision, recall, cuts = precision_recall_curve(positive, values)
     at = np.searchsorted(cuts, points[:, 2])
     np.testing.assert_allclose(points, np.stack([recall[at], precision[at], cuts[at]], axis=1))
     monkeypatch.setattr(result_sections, "MOST_POINTS", 10)
-    few = result_sections.precision_recall_points(ranking, values[positive])
+    few = result_sections.precision_recall_points(*entries)
     assert len(few) == 10
     np.testing.assert_array_equal(few[[0, -1]], points[[0, -1]])
 
@@ -204,7 +203,7 @@ def test_conditional_probabilities_and_groups(text, run):
 
 
 def test_heat_maps_show_the_most_frequent_labels_of_a_model_without_groups(run, monkeypatch):
-    monkeypatch.setattr(labels, "MOST_LABELS", 3)
+    monkeypatch.setattr(labels, "MOST_MAPPED", 3)
     files, none = RunFiles(run), np.zeros(5, int)
     files.label_space = replace(files.label_space, co_group=none, dc_group=none)
     note, charts, *_ = labels.groups(files)
@@ -241,7 +240,7 @@ def test_gates_per_image_and_their_means(text, run):
 
 
 def test_sections_about_samples_say_what_is_missing(run):
-    kinds, files = {kind.name: kind for kind in page.SECTIONS}, RunFiles(run)
+    kinds, files = {kind.name: kind for kind in page.SECTION_KINDS}, RunFiles(run)
     files.samples = replace(files.samples, gates={}, attention={})
     assert kinds["gates"].describe(files).missing.startswith("This model has no gates")
     assert kinds["attention"].describe(files).missing.startswith("The head of this model has no attention maps")
@@ -291,7 +290,7 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     text = page.write_report(folder).read_text()
     assert len(text) < 5_000_000
     assert len(data_block(text, "label-table")["rows"]) == count
-    assert len(data_block(text, "widget-gates")["labels"]) == samples.MOST_LABELS
+    assert len(data_block(text, "widget-gates")["labels"]) == samples.MOST_GATED
     assert "Of 20,000" in section(text, "gates")
 
 

@@ -8,11 +8,11 @@ from helpers.drawn_images import encoded
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.serving.middleware import HEADERS
-from mlmoe_jax.apps.serving.request_images import Limits
+from mlmoe_jax.apps.serving.request_images import RequestLimits
 from mlmoe_jax.apps.serving.server import own_names
 from mlmoe_jax.apps.serving.service import Service
 
-LIMITS = Limits(images=4, megabytes=1, megapixels=1)
+LIMITS = RequestLimits(images=4, megabytes=1, megapixels=1)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from PIL import Image
 from starlette import formparsers
 
 from mlmoe_jax.apps.serving import service as service_module
-from mlmoe_jax.apps.serving.request_images import Limits
+from mlmoe_jax.apps.serving.request_images import RequestLimits
 from mlmoe_jax.apps.serving.server import LOOPBACK, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predictor import Predictor
@@ -222,7 +222,7 @@ def test_nothing_is_lost_and_answers_match_their_requests(labeler):
 
 
 def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
-    service = Service(slowed(labeler, 0.1), Limits(images=3, queue=3))
+    service = Service(slowed(labeler, 0.1), RequestLimits(images=3, queue=3))
     with client_of(service) as send:
         answers = send(*(image_request(n) for n in range(12)))
         files = [("a", ("a.png", encoded(color(1))))] * 4
@@ -235,7 +235,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered(labeler):
 
 
 def test_late_results_are_504_and_late_requests_408(labeler):
-    service = Service(slowed(labeler, 0.5), Limits(seconds=0.2))
+    service = Service(slowed(labeler, 0.5), RequestLimits(seconds=0.2))
 
     async def never():
         yield b"\x89PNG"

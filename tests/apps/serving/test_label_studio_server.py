@@ -35,8 +35,9 @@ OURS = """
 import sys
 from helpers.color_server import make_labeler
 from mlmoe_jax.apps.serving import server
+from mlmoe_jax.inference.predictor import Predictor
 
-server.Predictor.from_run = lambda *predictions, **options: make_labeler().predictor
+Predictor.from_run = lambda *predictions, **options: make_labeler().predictor
 server.Labeler = lambda predictor: make_labeler(label_studio=sys.argv[2])
 from mlmoe_jax.main import main
 sys.exit(main(["--mode=serve", "--workdir=" + sys.argv[1], "--port=" + sys.argv[3]]))

@@ -25,9 +25,10 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, such as these tests, ignore it
 from helpers.color_server import make_labeler, slowed
 from mlmoe_jax.apps.serving import server
+from mlmoe_jax.inference.predictor import Predictor
 
 labeler = make_labeler(bias=float(sys.argv[2]))
-server.Predictor.from_run = lambda *given, **options: labeler.predictor
+Predictor.from_run = lambda *given, **options: labeler.predictor
 server.Labeler = lambda predictor: slowed(labeler, 0.2)
 from mlmoe_jax.main import main
 sys.exit(main(["--mode=serve", "--workdir=" + sys.argv[1], "--port=0"]))

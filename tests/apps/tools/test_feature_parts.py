@@ -11,9 +11,10 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.apps.tools import feature_parts
-from mlmoe_jax.apps.tools.feature_parts import compute_features, write_feature_part
+from mlmoe_jax.apps.tools.feature_parts import write_feature_part
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.main import main
 from mlmoe_jax.runtime.progress import Progress
 
@@ -87,7 +88,7 @@ def test_patches_are_written_in_the_order_of_rows_in_small_groups(tmp_path, monk
     monkeypatch.setattr(feature_parts, "GROUP_BYTES", 2 * 9 * 4)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), np.uint8)
     rows, progress = [*range(5), -1], Progress("features", 3, 2)
-    computed = compute_features(Halves(), ArrayImages(pixels), rows, batch_size=2, progress=progress)
+    computed = FeatureExtractor.row_features(Halves(), ArrayImages(pixels), rows, batch_size=2, progress=progress)
     write_feature_part(Halves().kinds(), tmp_path / "part-00000.parquet", (result for _, result in computed))
     table = rows_of(tmp_path)
     halves = pixels.reshape(5, 4, 2, 2, 3).mean((1, 3), np.float32)

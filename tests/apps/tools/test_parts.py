@@ -18,14 +18,14 @@ from helpers.refusals import CUT, Refusal, contents, damaged, each, run_command
 from PIL import Image
 from pyarrow import parquet
 
-from mlmoe_jax.apps.tools import label_parts as labels_of_parts
 from mlmoe_jax.apps.tools import parts
 from mlmoe_jax.apps.tools.image_list import find_images, sample_inputs
 from mlmoe_jax.apps.tools.label_parts import describe_settings, label_parts
 from mlmoe_jax.apps.tools.part_files import read_names
 from mlmoe_jax.apps.tools.part_options import PART_FORMATS, PartOptions, wants_parts
 from mlmoe_jax.apps.tools.parts import RECORD, PartFolder, PartRows
-from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target, predict_files
+from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
+from mlmoe_jax.apps.tools.result_rows import ResultRows
 from mlmoe_jax.data.containers.parquet_images import ParquetImages
 from mlmoe_jax.data.containers.stored import StoredImages
 from mlmoe_jax.data.decoding import STRICT
@@ -149,11 +149,21 @@ def test_a_folder_gets_parts(tmp_path, output, form, wanted):
     (tmp_path / "v1.2").mkdir()
     output = output and output.format(at=tmp_path)
     assert wants_parts(output, form) is wanted
-    flags = [f"--output={output}"] * bool(output) + [f"--format={form}"] * bool(form)
-    for words in (["predict", "--images=a.jpg", *flags], ["predict", *flags], ["export", "--images=a.jpg", *flags]):
-        shell = ["bash", "-c", '. launch/commands.sh && writes_parts "$@"', "bash", *words]
-        is_parts = subprocess.run(shell, cwd=REPOSITORY, check=False).returncode == 0
-        assert is_parts is (wanted and words[:2] == ["predict", "--images=a.jpg"])
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("predict --images=a.jpg --output=labels/", True),
+        ("features --config=own_csv --images=a.jpg --output=features", True),
+        ("features --config=own_csv --output=features", False),
+        ("export --images=a.jpg --output=labels", False),
+        ("", False),
+    ],
+)
+def test_the_launch_scripts_know_the_commands_that_write_parts(words, wanted):
+    shell = ["bash", "-c", '. launch/commands.sh && writes_parts "$@"', "bash", *words.split()]
+    assert (subprocess.run(shell, cwd=REPOSITORY, check=False).returncode == 0) is wanted
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
@@ -210,8 +220,8 @@ def test_a_part_is_not_written_after_another_command_has_added_images(at, monkey
             if count == 2:
                 part_folder(at, 11).prepare()
 
-    write = labels_of_parts.write_part
-    monkeypatch.setattr(labels_of_parts, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
+    write = ResultRows.write_part
+    monkeypatch.setattr(ResultRows, "write_part", lambda rows, path, results: write(rows, path, extended(results)))
     with pytest.raises(UserError, match="has parts with 11 images, but --images has 3; give the same images"):
         label(at, images=3)
     monkeypatch.undo()
@@ -330,7 +340,7 @@ def test_rows_of_a_part_that_another_worker_has_written_are_left_out(at, monkeyp
         attempts.append(at)
         attempts.append(list(results))
 
-    monkeypatch.setattr(labels_of_parts, "write_part", write)
+    monkeypatch.setattr(ResultRows, "write_part", write)
     label(at)
     assert attempts == [path], "the results end with an error"
     assert contents(at / "labels") == whole

@@ -18,7 +18,8 @@ from mlmoe_jax.apps.tools.feature_files import require_no_classes
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.apps.tools.pack import pack
-from mlmoe_jax.apps.tools.predict_files import ResultRows, choose_target
+from mlmoe_jax.apps.tools.predict_files import choose_target
+from mlmoe_jax.apps.tools.result_rows import ResultRows
 from mlmoe_jax.apps.tools.shards import ShardWriter, write_shards
 from mlmoe_jax.data.decoding import BadImage
 from mlmoe_jax.data.sources.labeling_formats import FORMATS

@@ -6,6 +6,7 @@ device. A chip is one device, except on TPU v2, v3, v4 and 7x, where a chip is t
 """
 
 import importlib.util
+import math
 import os
 import re
 import time
@@ -23,7 +24,7 @@ from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.files import GIB
-from mlmoe_jax.runtime.memory import device_bytes, device_capacity, memory_parts, required_bytes
+from mlmoe_jax.runtime.memory import device_capacity, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.table import Outcome
@@ -60,6 +61,12 @@ class StepProgram:
 
     def lower(self) -> jax.stages.Lowered:
         return self.step.lower(*self.arguments.values())
+
+
+def device_bytes(tree: Any) -> int:
+    """Return the bytes that a tree of sharded arrays or ShapeDtypeStructs takes on one device, without padding."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 class Programs:

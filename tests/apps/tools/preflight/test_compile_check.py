@@ -5,8 +5,12 @@ import json
 import os
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers.devices import run_python
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.apps.tools.preflight import compile_check
 from mlmoe_jax.apps.tools.preflight.compile_check import (
@@ -209,3 +213,9 @@ def test_a_step_for_a_tpu_slice(process, monkeypatch):
     moved = report["steps"]["train"]["collectives"]
     assert set(moved) == {"all-reduce"}
     assert moved["all-reduce"]["bytes"] < 40_000
+
+
+def test_device_bytes_are_those_of_one_device():
+    where = NamedSharding(Mesh(np.asarray(jax.devices()[:1]), ("all",)), PartitionSpec())
+    tree = {"a": jax.ShapeDtypeStruct((3, 5), jnp.bfloat16, sharding=where), "b": jnp.zeros(7)}
+    assert compile_check.device_bytes(tree) == 30 + 28

@@ -7,9 +7,9 @@ from helpers.bench import drawn_model
 from helpers.named_runs import Q2L, write_run
 from helpers.refusals import Refusal, each
 
-from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.runs.assemble import split_model
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.import_run import import_run
 
 pytestmark = pytest.mark.usefixtures("run")  # the smallest backbone
 

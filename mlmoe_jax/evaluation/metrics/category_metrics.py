@@ -22,4 +22,4 @@ def measure_categories(entries: Entries) -> dict[str, float]:
     return metrics
 
 
-CATEGORIES = MetricGroup("Categories of labels", _MEANINGS, measure_categories)
+CATEGORY_METRICS = MetricGroup("Categories of labels", _MEANINGS, measure_categories)

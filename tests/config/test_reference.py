@@ -5,8 +5,8 @@ import sys
 from helpers.commands import succeeded
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.cli.reference import describe_config, reference_page
 from mlmoe_jax.config import config_options
+from mlmoe_jax.config.reference import describe_config, reference_page
 from mlmoe_jax.config.table import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.main import main
 from mlmoe_jax.runtime.keys import ChoiceKey, IntegerKey, Key, NumberKey
@@ -117,4 +117,4 @@ def test_libraries_are_imported_only_by_what_needs_them():
 # --------------------------------------------------------------------------------------------------------- the page
 def test_the_page_in_the_repository_is_up_to_date():
     written = (REPOSITORY / "docs" / "configuration.md").read_text()
-    assert written == reference_page(), "run python -m mlmoe_jax.apps.cli.reference > docs/configuration.md"
+    assert written == reference_page(), "run python -m tools.docs.write_configuration"

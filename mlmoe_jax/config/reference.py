@@ -2,7 +2,7 @@
 
 `--help=config:vpt` lists the options of a config file in the same form.
 
-`python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes the page.
+`python -m tools.docs.write_configuration` writes the page.
 """
 
 import textwrap
@@ -163,7 +163,3 @@ def reference_page() -> str:
         keys = list(_list_keys(name, section))
         lines += [f"## {name}", "", _sentence(name, section), "", *keys, *([""] if keys else [])]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(reference_page(), end="")

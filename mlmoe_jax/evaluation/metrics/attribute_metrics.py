@@ -51,4 +51,4 @@ def describe_confusions(entries: Entries, names: Sequence[str]) -> dict[str, dic
     }
 
 
-ATTRIBUTES = MetricGroup("Attributes, of whose values an image has one", _MEANINGS, measure_attributes)
+ATTRIBUTE_METRICS = MetricGroup("Attributes, of whose values an image has one", _MEANINGS, measure_attributes)

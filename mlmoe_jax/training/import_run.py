@@ -26,7 +26,6 @@ from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.origin import Origin
 from mlmoe_jax.runs.restore import has_checkpoint, read_run, write_run_metadata
 from mlmoe_jax.runs.shared_model import write_adapter
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.training.build_steps import build_steps
@@ -64,9 +63,8 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     # Without padding, so the checkpoint does not depend on the mesh.
     state = shard_tree(steps.initial_state(parts), mesh)
     selection = Selection(state.latest(), config.eval.select_metric, kind="imported")
-    with folder.writing_by_first():
-        if distributed.is_first():
-            write_run_metadata(folder, config, space, preprocess, parts)
+    with folder.writing():
+        write_run_metadata(folder, config, space, preprocess, parts)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
@@ -75,10 +73,9 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
 def _write_untrained(origin: Origin, folder: RunFolder, preprocess: Preprocess) -> None:
     space = origin.label_space
     parts = origin.parts(space)
-    with folder.writing_by_first():
-        if distributed.is_first():
-            write_adapter(folder, parts.learned, NOTES)
-            write_run_metadata(folder, origin.config, space, preprocess, parts)
+    with folder.writing():
+        write_adapter(folder, parts.learned, NOTES)
+        write_run_metadata(folder, origin.config, space, preprocess, parts)
 
 
 def _find_origin(config: ConfigDict) -> Origin:

@@ -6,9 +6,9 @@ from helpers.drawn_images import noise
 from helpers.named_runs import HEADS, write_run
 from helpers.runs import scores_by
 
-from mlmoe_jax.apps.tools.import_run import import_run
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.import_run import import_run
 
 pytestmark = pytest.mark.usefixtures("run")  # the smallest backbone
 
