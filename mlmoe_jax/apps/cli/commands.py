@@ -465,7 +465,8 @@ def _require_one_process(flags: Namespace) -> None:
     _, count = distributed.stand_alone()
     if count > 1:
         raise UserError(
-            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes parts, or start one process"
+            f"the {count} processes of a job cannot write one file; give --output=FOLDER/, into which each writes "
+            "parts, or start one process"
         )
 
 
