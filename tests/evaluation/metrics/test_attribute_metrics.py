@@ -6,7 +6,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_m
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.label_tree import Attribute, LabelTree
-from mlmoe_jax.evaluation.metrics.attributes import count_confusions, describe_confusions, measure_attributes
+from mlmoe_jax.evaluation.metrics.attribute_metrics import count_confusions, describe_confusions, measure_attributes
 from mlmoe_jax.evaluation.metrics.entries import Entries
 
 NAMES = ("color: white", "dog", "color: red", "color: blue")
