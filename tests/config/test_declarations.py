@@ -49,7 +49,7 @@ def test_every_stage_is_run_by_a_command_and_read_by_a_key():
     {
         "train": ["pack.short_side", "prune.token_levels"],
         "prune": ["pack.short_side"],
-        "eval": ["optim.b1", "report.samples", "pack.short_side", "prune.token_levels", "model.adapters.lora.rank"],
+        "eval": ["optim.b1", "pack.short_side", "prune.token_levels", "model.adapters.lora.rank"],
         "predict": [
             "data.tree",
             "metrics.preset",
