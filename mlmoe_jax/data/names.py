@@ -50,7 +50,8 @@ _NO_NAME = re.compile(  # what a line is that is no name in a list of names
             r"^(?P<mark>[-=<_~])(?P=mark)|\]\(",  # a rule, or markup
             r"\w\s*[;|，、；،]\s*\w|\w\s[·•]\s\w|[,:/]$|\w;$|\\[nrt]",  # several names, or a heading
             r"^[\[\](){}]+[,;]?$|\{$|[\"']\s*:|:\s*[\"'[{]|^<\w\w+>|</\w",  # a line of JSON, YAML or XML
-            r"\.(jpe?g|png|webp|gif|bmp|tiff?|txt)$|://|^/\S+$|^total:|^etc\.?$",  # a file, an address, or an end
+            r"\.(jpe?g|png|webp|gif|bmp|tiff?|txt)$|://|^total:|^etc\.?$",  # a file, an address, or an end
+            r"^/(?!\w/[^\W\d])\S+$",  # a path, but not a name of SUN397 or Places365, such as /a/abbey
         )
     ),
     re.IGNORECASE,

@@ -10,10 +10,11 @@ from helpers.tables import listed, widths, write
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources.catalog import DATA_SETS
-from mlmoe_jax.data.sources.named_files import find_root
+from mlmoe_jax.data.sources.named_files import find_root, require_no_table
 from mlmoe_jax.data.sources.open import count_labels, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Published
 from mlmoe_jax.data.split import SkippedImages
+from mlmoe_jax.errors import UserError
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
 
@@ -40,6 +41,15 @@ def test_labels_of_published_data_are_counted_without_their_files_and_of_own_ima
     labels = {"voc2012": 20, "vg256": 256, "vg500": 500, "chexpert": 14, "chestxray14": 14}
     assert {original_name(data): count_labels(data) for data in map(settings, labels)} == labels
     assert count_labels(settings("csv", table, table="all.csv")) == 2
+
+
+def test_a_shared_model_has_no_table_that_an_output_could_replace(table, monkeypatch):
+    """Its config has lost the folder of the data set, not the names of splits."""
+    (table / "val.csv").write_text("predictions")
+    monkeypatch.chdir(table)
+    require_no_table("val.csv", settings("csv", ""))
+    with pytest.raises(UserError, match="would replace the table"):
+        require_no_table("val.csv", settings("csv", table))
 
 
 def test_all_splits_have_the_classes_of_the_training_split(table):

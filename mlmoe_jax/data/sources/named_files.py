@@ -47,9 +47,9 @@ def attributes_of(data_config: ConfigDict) -> AttributeValues:
 
 
 def require_no_table(output: PathLike | None, data_config: ConfigDict) -> None:
-    """Raise UserError if an output would replace a table of the data set."""
+    """Raise UserError if an output would replace a table of the data set. A shared model has lost its data set."""
     splits = (data_config.train_split, data_config.val_split, *data_config.test_splits)
-    for split in splits if output and data_config.name in OF_TABLES else ():
+    for split in splits if output and data_config.root and data_config.name in OF_TABLES else ():
         table = resolve_path(data_config, data_config.table.replace("{split}", split))
         if os.path.isfile(output) and os.path.isfile(table) and os.path.samefile(output, table):
             raise UserError(f"--output={output} would replace the table of the data set; name another file")

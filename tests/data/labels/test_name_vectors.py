@@ -50,6 +50,7 @@ def test_a_list_has_a_name_per_line_and_descriptions_after_tabs(tmp_path):
         "E. coli\nS. aureus\nV. cholerae",
         "color: red\ncolor: blue\nsize: 1\nsize: 2",
         "Apple - scab\nApple - rust",
+        "/a/abbey\n/b/bank/indoor",  # of SUN397
         "2021 05\n2021 06\n50 70",
         "16:9\nISO:100\nf 1.8\ncaliber .45\nUSB 1.1",
     ],
