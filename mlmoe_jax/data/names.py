@@ -152,7 +152,10 @@ def label_problem(name: str) -> str:
     if _SYNTAX.search(name):
         return "which looks like a list in JSON or Python, or like XML; write each name as a label of its own"
     if _VALUES.search(name):
-        return "which has values; write only the names of the labels that an image has, or a column per label"
+        return (
+            "which has values; write only the names of the labels that an image has, or a column per label, or list it "
+            "in data.classes with a description after a tab if it is a name"
+        )
     if _QUOTED.search(name):
         return "with a quote that is not closed or around it; write the name without quotes"
     if name.casefold() in ("true", "false"):
