@@ -208,6 +208,13 @@ def test_a_column_of_splits(tmp_path):
     assert splits["val"].images.encoded(0) == png(1)
 
 
+def test_a_column_of_numbers_is_splits_in_rows_without_labels_too(tmp_path):
+    write(tmp_path / "all.parquet", {"image": images(4), "labels": [["a"], None, ["a"], ["b"]], "split": [0, 0, 1, 0]})
+    splits = open_splits(data_settings("parquet", tmp_path, train_split="0"), ["1"])
+    assert [split.ids for split in splits.values()] == [["all.parquet#0", "all.parquet#3"], ["all.parquet#2"]]
+    assert "1 of 4 rows is not used: 1 without labels" in sentences(splits["1"])
+
+
 def test_a_column_of_splits_beside_names_of_splits_is_noted(tmp_path):
     """`Dataset.push_to_hub` of the datasets library calls one table train, whatever its column says."""
     columns = {"image": images(2), "labels": [["a"], ["b"]], "split": ["train", "test"]}

@@ -168,9 +168,7 @@ class LabeledFile(abc.ABC):
             labels = self._read_labels(plain_value(cells[self.label]))
         else:
             labels = {column: plain_value(cells[column]) for column in self.classes}
-        if labels is None:
-            return ImageRow(image, None, split=self.split or plain_value(cells.get(self.marks.split)))
-        row = make_row(image, labels, cells, self.marks, self.given)
+        row = make_row(image, labels, cells, self.marks, self.given, labeled=labels is not None)
         return row._replace(split=self.split or row.split)
 
     def _find_path(self, image: str | None) -> str:

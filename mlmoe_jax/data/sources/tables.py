@@ -94,16 +94,15 @@ def _jsonl_rows(given: Listing) -> Iterator[ImageRow]:
                 record = json.loads(text, object_pairs_hook=_unique)
                 image, labels, error, marks = find_keys(tuple(record))
                 stated = record.get(labels)
-                is_unread = stated is None and error is not None
-                row = make_row(record.get(image), [] if is_unread else stated, record, marks, given)
-                row = row._replace(line=line, labels=None if is_unread else row.labels)
+                labeled = stated is not None or error is None
+                row = make_row(record.get(image), stated, record, marks, given, labeled=labeled)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{config.image_column}', and "
                     f"under '{config.label_column}' labels as a list of names, or as an object that maps names to "
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
-            yield row
+            yield row._replace(line=line)
     image, labels, error, marks = find_keys(tuple(known))
     note_unused(given.usage, "key", known, (image, labels, error, *marks.columns))
 
@@ -116,19 +115,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def make_row(image: Any, labels: Any, cells: Mapping[str, Any], marks: Marks, given: Listing) -> ImageRow:
-    """Convert the values of an image, as JSON or a container has them, to a row.
+def make_row(
+    image: Any, labels: Any, cells: Mapping[str, Any], marks: Marks, given: Listing, *, labeled: bool = True
+) -> ImageRow:
+    """Convert the values of an image, as JSON or a container has them, to a row; without labels unless `labeled`.
 
     `labels` are a list of names, or codes by name, or None if there are attributes alone. A value of another form
     raises an exception of any type.
     """
     split, group = (plain_value(cells.get(column)) for column in (marks.split, marks.group))
     values = given.attributes.read_cells({name: plain_value(cells[column]) for name, column in marks.own.items()})
-    if labels is None and values:
+    if labels is None and (values or not labeled):
         labels = []
     if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
     split, group = (None if split is None else str(split)), ("" if group is None else str(group).strip())
+    if not labeled:
+        return ImageRow(os.fspath(image), None, split=split, group=group)
     if isinstance(labels, list):
         return ImageRow(os.fspath(image), dict.fromkeys(labels, POSITIVE) | values, NEGATIVE, split, group)
     codes = {name: CODE_OF_VALUE[value] for name, value in labels.items()}
