@@ -181,15 +181,15 @@ def shared_twins(train: Split, others: Iterable[Split], data_config: ConfigDict)
 
     Without `data.join_twins`, and among more than MOST_COMPARED images, none are searched.
     """
-    sentences = []
+    sentences, known = [], None
     for split in others if data_config.join_twins else ():
         if split is train:
             continue
         if len(train) + len(split) > MOST_COMPARED:
             status(f"images of {split.name} are not compared with training images: more than {MOST_COMPARED:,} images")
             continue
-        histograms = (read_histograms(part, data_config) for part in (train, split))
-        if pairs := similar_pairs(*histograms, same=False):
+        known = read_histograms(train, data_config) if known is None else known
+        if pairs := similar_pairs(known, read_histograms(split, data_config), same=False):
             i, j = pairs[0]
             sentences.append(
                 f"{len(pairs):,} of the {len(split):,} images of split {split.name} are nearly equal to training "
