@@ -56,7 +56,7 @@ class Attribute:
 
     @property
     def present(self) -> Ints:
-        """The indices of the values that are not left out, i64[V]."""
+        """The indices of the values in the output, i64[V]."""
         labels = np.array(self.labels)
         return labels[labels >= 0]
 

@@ -100,7 +100,7 @@ class OutputNames:
 def read_output_names(names: Sequence[str], rename: PathLike = "", leave_out: PathLike = "") -> OutputNames:
     """Return the names in the output for the labels `names`, by a table of new names and a list of names to leave out.
 
-    "" is no file. The list may have old and new names. Names that are no label are counted in a warning. Raises
+    "" is no file. The list may have old and new names. Names that are not labels are counted in a warning. Raises
     UserError if a file is damaged, a pattern or all names match nothing, or no label is left.
     """
     labels: list[str | None] = list(names)

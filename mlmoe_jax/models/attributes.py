@@ -43,7 +43,7 @@ class AttributeSoftmax:
 
     @cached_property
     def _table(self) -> tuple[Ints, Bools, Ints]:
-        """The labels i64[A,M] of the attributes, padded; which are no padding; and the place i64[K] of each label."""
+        """The labels i64[A,M] of the attributes, padded; which are not padding; and the place i64[K] of each label."""
         most = max(map(len, self.groups))
         padded = np.array([[*group, *[-1] * (most - len(group))] for group in self.groups])
         place = np.arange(self.labels)

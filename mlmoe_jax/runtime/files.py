@@ -107,7 +107,7 @@ def open_regular(path: PathLike) -> BinaryIO:
 
 
 class NotText(UnicodeDecodeError):
-    """An error: a file has bytes that are no text in UTF-8."""
+    """An error: a file is not text in UTF-8."""
 
 
 def _refuse(error: UnicodeError) -> NoReturn:
@@ -146,7 +146,7 @@ def _require_text(content: bytes) -> None:
 
 
 def explain_bytes(content: bytes) -> str:
-    """Return what a file is that has bytes which are no text, and what to do, as the end of a sentence."""
+    """Return the kind of a file that is not text, from its bytes, and what to do, as the end of a sentence."""
     start = content[:64]
     if start.startswith(_ARCHIVES):
         return "is a spreadsheet or another archive, not text; save its table as CSV UTF-8, comma delimited"

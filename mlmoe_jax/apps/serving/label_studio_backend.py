@@ -85,7 +85,7 @@ async def _label(
 def _predictions(
     results: Sequence[Result], predictor: Predictor, name: str, controls: Mapping[str, Control]
 ) -> list[list[dict[str, Any]]]:
-    """Return a list of predictions for each result. Labels that are no choice are left out: Label Studio refuses them.
+    """Return a list of predictions for each result. Only choices are sent: Label Studio refuses other labels.
 
     `name` is the control of the labels; attributes have controls of their own.
     """

@@ -104,7 +104,7 @@ def _plan_shards(split: Split, settings: Mapping[str, Any]) -> list[Shard]:
 def _write(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, Description]:
-    """Write the shards that are not complete, until `stop` is set. Return key of a shard -> description."""
+    """Write the incomplete shards until `stop` is set. Return a description of each shard by its key."""
     data_config = config.data
     skip_bad, decoding = data_config.bad_images == "skip", Decoding.from_config(data_config)
     writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, decoding)

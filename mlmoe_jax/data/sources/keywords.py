@@ -145,7 +145,7 @@ def _label_sidecar(paths: Mapping[str, Sequence[str]], file: TagFile, labels: Se
 
 
 def _absent(known: Iterable[str], labels: Iterable[str]) -> list[str]:
-    """Return the labels that are no last level of the keywords `known`."""
+    """Return the labels that are not the last level of a keyword in `known`."""
     composed = {compose(last_level(keyword)) for keyword in known}
     return [label for label in labels if compose(label) not in composed]
 

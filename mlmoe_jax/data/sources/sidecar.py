@@ -123,7 +123,7 @@ def _read_existing(file: TagFile) -> bytes:
 
 
 def _absent(content: bytes, labels: Iterable[str]) -> list[str]:
-    """Return the labels that are no tag in a text in any spelling."""
+    """Return the labels that are not tags of a text in any spelling."""
     known = set(map(compose, split_tags(content.decode("utf-8-sig"))))
     return [label for label in labels if known.isdisjoint((compose(label), *map(compose, _spellings(label))))]
 

@@ -418,7 +418,7 @@ class _BlockInputs:
     prompts: Prompts  # the prompts, possibly P = 0
     rotary: jax.Array | None  # the rotary angles of the image tokens, see ViT.rotary; None = no rotation
     deltas: Deltas  # layer path -> delta
-    spare: int  # the number of zeros at the end of the image tokens, which are no keys; see dispatch.missing_tokens
+    spare: int  # the number of zeros at the end of the image tokens, which are not keys; see dispatch.missing_tokens
 
     def settings(self, index: int, sequence: _Sequence) -> dict[str, Any]:
         """Return the keyword arguments of block `index`."""

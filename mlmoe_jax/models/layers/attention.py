@@ -113,8 +113,8 @@ class Attention(nnx.Module):
           temperature: divides the attention logits; None = no division.
           deltas: deltas of the layers `query`, `key`, `value` and `output`.
           **settings: `key_value` f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
-            the values. None has no effect. `spare`, the number of last tokens that are no keys, whose angles come after
-            all others.
+            the values. None has no effect. `spare`, the number of last tokens that are not keys, whose angles come
+            after all others.
         """
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
